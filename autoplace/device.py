@@ -1,0 +1,297 @@
+"""The one boundary to torch's devices.
+
+Synchronisation, streams, events, pinned memory, random state, device memory and the time itself are
+reached through this module only, over ``torch.get_device_module(device)``, so that every backend of
+torch (CUDA, MPS, XPU, or one registered from outside) takes the same path.
+
+The time comes from an injected :class:`Clock`. The real one is ``time.perf_counter``; tests put a
+virtual one in its place and know the truth to the nanosecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from autoplace.errors import DeviceFault, UsageError
+
+CPU = "cpu"
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start, as the calling thread sees them."""
+        ...
+
+    def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
+        """Account for host work that torch's dispatcher cannot see.
+
+        A real clock ignores it, since real work takes real time. A virtual clock adds ``seconds``
+        and the cost of ``calls`` operations that do ``flops`` and move ``nbytes``.
+        """
+        ...
+
+
+class _RealClock:
+    now = staticmethod(time.perf_counter)
+
+    def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
+        pass
+
+
+_clock: Clock = _RealClock()
+
+
+def now() -> float:
+    """Seconds on the injected clock."""
+    return _clock.now()
+
+
+def charge(
+    *, calls: int = 0, flops: float = 0.0, nbytes: float = 0.0, seconds: float = 0.0
+) -> None:
+    """Tell the clock of host work that bypasses torch (numpy inference, a compiled graph)."""
+    _clock.charge(calls=calls, flops=flops, nbytes=nbytes, seconds=seconds)
+
+
+@contextlib.contextmanager
+def use_clock(clock: Clock | None) -> Iterator[None]:
+    """Take the time from ``clock`` inside the block; ``None`` leaves the clock as it is."""
+    global _clock
+    previous = _clock
+    _clock = clock if clock is not None else previous
+    try:
+        yield
+    finally:
+        _clock = previous
+
+
+# --------------------------------------------------------------------------------------------------
+# Names
+
+
+def canonical_device(name: str) -> str:
+    """The one spelling of a device name: ``cpu``, or ``type:index`` in lower case.
+
+    ``cuda``, ``CUDA:0`` and ``gpu`` all mean the first device of their type; ``auto`` is for the
+    planner and not accepted here.
+
+    Raises:
+        UsageError: the name is not that of a device.
+    """
+    text = name.strip().lower()
+    match = re.fullmatch(r"([a-z][a-z0-9_]*)(?::(\d+))?", text)
+    if match is None or text.startswith("auto"):
+        raise UsageError(f"a device is cpu, cuda[:i], mps or xpu[:i], got {name!r}: name one")
+    kind, index = match.group(1), int(match.group(2) or 0)
+    if kind == CPU:
+        return CPU
+    if kind == "gpu":
+        kind = accelerator_type() or "cuda"
+    known = {"cuda", "mps", "xpu", accelerator_type()}
+    if kind not in known:
+        raise UsageError(f"a device is cpu, cuda[:i], mps or xpu[:i], got {name!r}: name one")
+    return f"{kind}:{index}"
+
+
+def is_accelerator(device: str) -> bool:
+    """Whether work on ``device`` leaves the CPU."""
+    return not device.startswith(CPU)
+
+
+def accelerator_type() -> str | None:
+    """The type of accelerator that this build of torch sees, or ``None``. Makes no context."""
+    if not torch.accelerator.is_available():
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator.type if accelerator is not None else None
+
+
+def accelerator_devices() -> tuple[str, ...]:
+    """Canonical names of every accelerator that torch reports, usable or not."""
+    kind = accelerator_type()
+    if kind is None:
+        return ()
+    return tuple(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))
+
+
+def require_device(name: str) -> str:
+    """The canonical name of a device that exists here.
+
+    Raises:
+        UsageError: the name is not that of a device.
+        DeviceFault: there is no such device on this machine.
+    """
+    device = canonical_device(name)
+    if is_accelerator(device) and device not in accelerator_devices():
+        found = ", ".join((CPU, *accelerator_devices()))
+        raise DeviceFault(f"device {device} is not on this machine, which has {found}: name one")
+    return device
+
+
+# --------------------------------------------------------------------------------------------------
+# Execution
+
+
+def _module(device: str) -> Any:  # noqa: ANN401 - torch's device modules share no type
+    return torch.get_device_module(torch.device(device))
+
+
+def synchronize(device: str) -> None:
+    """Wait until everything queued on ``device`` is done; nothing to wait for on the CPU."""
+    if is_accelerator(device):
+        _module(device).synchronize()
+
+
+def seed_device(device: str, seed: int) -> None:
+    """Seed torch's default generator of ``device``."""
+    if is_accelerator(device):
+        _module(device).manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def memory_bytes(device: str) -> tuple[int, int] | None:
+    """(free, total) bytes of an accelerator's memory, or ``None`` where torch cannot tell."""
+    module = _module(device)
+    if hasattr(module, "mem_get_info"):
+        free, total = module.mem_get_info(torch.device(device))
+        return int(free), int(total)
+    if hasattr(module, "recommended_max_memory"):  # MPS: unified memory
+        total = int(module.recommended_max_memory())
+        return total - int(module.driver_allocated_memory()), total
+    return None
+
+
+def empty_cache(device: str) -> None:
+    """Give cached device memory back to the driver."""
+    if is_accelerator(device) and hasattr(_module(device), "empty_cache"):
+        _module(device).empty_cache()
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run the block with ``count`` intra-op threads and put the old number back."""
+    previous = torch.get_num_threads()
+    if count != previous:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != previous:
+            torch.set_num_threads(previous)
+
+
+# --------------------------------------------------------------------------------------------------
+# Crossing between host and device
+
+
+def can_pin(device: str) -> bool:
+    """Whether page-locked host memory speeds up copies to and from ``device``."""
+    # MPS shares its memory with the host and has no pinned copies.
+    return is_accelerator(device) and not device.startswith("mps")
+
+
+def host_empty(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, pinned_for: str = CPU
+) -> torch.Tensor:
+    """An uninitialised host tensor, page-locked when copies to ``pinned_for`` gain by it."""
+    tensor = torch.empty(tuple(shape), dtype=dtype)
+    return tensor.pin_memory() if can_pin(pinned_for) else tensor
+
+
+class CopyStream:
+    """A side stream for copies that overlap other work; a plain in-order queue where none exists.
+
+    Use ``with stream.after_current(): tensor.copy_(source, non_blocking=True)`` and, before the
+    copied data is read on the device, ``stream.join()``; before it is read on the host,
+    ``stream.synchronize()``.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._module = _module(device) if is_accelerator(device) else None
+        has_streams = self._module is not None and hasattr(self._module, "Stream")
+        self._stream = self._module.Stream(device=torch.device(device)) if has_streams else None
+
+    @contextlib.contextmanager
+    def after_current(self) -> Iterator[None]:
+        """Queue the block's device work here, after what the current stream holds already."""
+        if self._stream is None or self._module is None:
+            yield
+            return
+        self._stream.wait_stream(self._module.current_stream())
+        with self._module.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Make the current stream wait for what is queued here (the host does not wait)."""
+        if self._stream is not None and self._module is not None:
+            self._module.current_stream().wait_stream(self._stream)
+
+    def synchronize(self) -> None:
+        """Make the host wait for what is queued here."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        else:
+            synchronize(self._device)
+
+
+class DeviceTimer:
+    """Time that a stretch of queued device work takes, without stopping the host.
+
+    ``start()`` and ``stop()`` mark the current stream; ``elapsed_s()`` waits for the second mark.
+    """
+
+    def __init__(self, device: str) -> None:
+        module = _module(device)
+        self._start = module.Event(enable_timing=True)
+        self._stop = module.Event(enable_timing=True)
+
+    def start(self) -> None:
+        """Mark the start on the current stream."""
+        self._start.record()
+
+    def stop(self) -> None:
+        """Mark the end on the current stream."""
+        self._stop.record()
+
+    def elapsed_s(self) -> float:
+        """Seconds between the two marks; waits until the second has been reached."""
+        self._stop.synchronize()
+        return float(self._start.elapsed_time(self._stop)) / 1e3
+
+
+class Channel:
+    """A reusable host-device crossing for one small array per step.
+
+    ``send`` copies a host array into a page-locked buffer and queues its copy to the device;
+    ``receive`` brings a device tensor back and waits for it. Both return buffers that the next
+    call overwrites.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+        self._host = host_empty(shape, dtype, pinned_for=device)
+        self._array: np.ndarray = self._host.numpy()
+        self._on_device = torch.empty(tuple(shape), dtype=dtype, device=device)
+
+    def send(self, array: np.ndarray) -> torch.Tensor:
+        """Queue the copy of ``array`` to the device and return the device tensor."""
+        # The previous step's receive has waited for the device, so the host buffer is free again.
+        np.copyto(self._array, array, casting="same_kind")
+        self._on_device.copy_(self._host, non_blocking=True)
+        return self._on_device
+
+    def receive(self, tensor: torch.Tensor) -> np.ndarray:
+        """Copy ``tensor`` to the host, wait for it, and return it as an array."""
+        # A blocking copy is its own wait; no further synchronise is needed.
+        self._host.copy_(tensor)
+        return self._array

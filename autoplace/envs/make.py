@@ -1,0 +1,111 @@
+"""From the name of an environment to one that can be stepped."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from autoplace.errors import AutoplaceError, EnvironmentFault
+from autoplace.workload import EnvSpec
+
+Env = gym.Env[Any, Any]
+
+# What to install for the packages that Gymnasium's own environments need.
+_INSTALL = {
+    "mujoco": "gymnasium[mujoco]",
+    "ale_py": "gymnasium[atari]",
+    "Box2D": "gymnasium[box2d]",
+    "pygame": "gymnasium[classic-control]",
+    "jax": "gymnasium[jax]",
+}
+
+
+def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
+    """A single environment.
+
+    Args:
+        spec: a Gymnasium id, ``module:EnvId`` (the module registers the id), or
+            ``path/to/file.py:function`` (the function returns the environment).
+        render_mode: passed on where it is not ``None``.
+
+    Raises:
+        EnvironmentFault: it cannot be made; the message says why and what to do.
+    """
+    kwargs = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
+    try:
+        path, _, function = spec.id.rpartition(":")
+        if path.endswith(".py"):
+            env = _load_function(Path(path), function)(**kwargs)
+        else:
+            env = _make_registered(spec.id, kwargs)
+    except AutoplaceError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(_explain(spec.id, error)) from error
+    if not isinstance(env, gym.Env):
+        raise EnvironmentFault(
+            f"{spec.id} must give a gymnasium.Env, got {type(env).__name__}: return an environment"
+        )
+    return env
+
+
+def _make_registered(env_id: str, kwargs: dict[str, Any]) -> Env:
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    elif name.startswith("ALE/"):
+        gym.register_envs(importlib.import_module("ale_py"))
+    registered = copy.deepcopy(gym.spec(name))
+    # Both wrappers only re-check, at every step, what is checked here once.
+    registered.order_enforce = False
+    registered.disable_env_checker = True
+    return gym.make(registered, **kwargs)
+
+
+def _load_function(path: Path, function: str) -> Callable[..., Any]:
+    if not path.is_file():
+        raise EnvironmentFault(f"there is no file {path}: name one as path/to/file.py:make_env")
+    name = f"autoplace_env_{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    module_spec.loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise EnvironmentFault(f"{path} has no function {function!r}: define it, or name another")
+    return found  # type: ignore[no-any-return]
+
+
+def _explain(env_id: str, error: Exception) -> str:
+    missing = _missing_package(error)
+    if missing is not None:
+        package = _INSTALL.get(missing, missing)
+        return f"{env_id} needs {missing}, which is not installed: pip install '{package}'"
+    if isinstance(error, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
+        close = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "name a Gymnasium id"
+        return f"there is no environment {env_id!r}: {hint}"
+    if isinstance(error, (gym.error.VersionNotFound, gym.error.DeprecatedEnv)):
+        base = env_id.rpartition("-v")[0]
+        have = sorted(name for name in gym.registry if name.rpartition("-v")[0] == base)
+        return f"there is no environment {env_id!r}: this Gymnasium has {', '.join(have)}"
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{env_id} cannot be made: {type(error).__name__}: {first_line}"
+
+
+def _missing_package(error: BaseException | None) -> str | None:
+    """The module whose import failed somewhere behind ``error``."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name.partition(".")[0]
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,35 @@
+"""The errors that a user can act on.
+
+Each message is one line: the rule, the value that broke it, the next step. The command line prints
+it and exits with ``exit_code``; anything else that is raised is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class AutoplaceError(Exception):
+    """A failure that its one-line message explains."""
+
+    exit_code = 1
+
+
+class UsageError(AutoplaceError, ValueError):
+    """A value or a combination of values that cannot work, found before anything runs."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(AutoplaceError):
+    """An environment that cannot be made, has an unsupported space, or misbehaves."""
+
+
+class DeviceFault(AutoplaceError):
+    """A device that does not exist here or does not work."""
+
+
+class CalibrationFault(AutoplaceError):
+    """A calibration that is missing, unreadable, or of another machine."""
+
+
+class RunFault(AutoplaceError):
+    """A run that cannot start, go on, or be read back."""

@@ -1,0 +1,1 @@
+"""Timing what the cost model is fitted on."""

@@ -1,0 +1,286 @@
+"""``calibrate()``: time what a cost model needs within a budget.
+
+Every task gets a first visit in order of usefulness. What is left of the budget then goes, in
+further rounds, to the tasks whose medians are known worst, so that the later samples of a task are
+taken minutes after the first and a passing disturbance cannot spoil it alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from autoplace import device
+from autoplace.errors import DeviceFault, UsageError
+from autoplace.machine import Machine, detect_machine
+from autoplace.measure.envs import env_tasks, measure_env
+from autoplace.measure.grid import calibration_tasks
+from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
+from autoplace.measure.timing import Series, run_probe
+from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.units import format_percent, format_seconds
+from autoplace.workload import EnvSpec
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_BUDGET_S = 60.0
+QUICK_BUDGET_S = 7.0  # and what importing and detecting takes stays under ten seconds
+# Share of the budget that the first visits may use.
+_FIRST_VISITS = 0.75
+# No first visit may take more than this many times its share of the time that is left.
+_LARGEST_SHARE = 6.0
+# Share of the memory that a single probe may take.
+_MEMORY_SHARE = 0.25
+_ERROR_WORTH_REFINING = 0.01
+_DOUBTFUL_ERROR = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a calibration is.
+
+    Attributes:
+        done: tasks that have been timed.
+        total: tasks in all.
+        task: what is being timed now.
+        elapsed_s: seconds since the start.
+        left_s: seconds until the budget ends.
+        refining: whether every task has had its first visit.
+    """
+
+    done: int
+    total: int
+    task: Task
+    elapsed_s: float
+    left_s: float
+    refining: bool
+
+
+def calibrate(
+    *,
+    devices: Sequence[str] | str = "auto",
+    budget_s: float = DEFAULT_BUDGET_S,
+    quick: bool = False,
+    envs: Iterable[EnvSpec] = (),
+    progress: Callable[[Progress], None] | None = None,
+    clock: device.Clock | None = None,
+    machine: Machine | None = None,
+) -> Calibration:
+    """Time this machine.
+
+    Args:
+        devices: ``auto`` for the CPU and every usable accelerator, or names of devices; the CPU is
+            always among them, since environments run there.
+        budget_s: seconds to spend; environments come on top, a second or two each.
+        quick: time fewer tasks.
+        envs: environments whose step times are measured too.
+        progress: called before each task.
+        clock: where the time comes from; the real one if ``None``.
+        machine: what is known of the machine already; detected if ``None``.
+
+    Raises:
+        UsageError: a budget that is too small, or a device name that is none.
+        DeviceFault: a device that is not here or does not work.
+    """
+    if budget_s < 1:
+        raise UsageError(f"--budget is at least 1 second, got {budget_s:g}: raise it")
+    with device.use_clock(clock):
+        return _calibrate(devices, budget_s, quick, tuple(envs), progress, machine)
+
+
+def _calibrate(
+    devices: Sequence[str] | str,
+    budget_s: float,
+    quick: bool,
+    envs: Sequence[EnvSpec],
+    progress: Callable[[Progress], None] | None,
+    machine: Machine | None,
+) -> Calibration:
+    start_s = device.now()
+    machine = machine if machine is not None else detect_machine()
+    names = _usable_devices(machine, devices)
+    tasks = calibration_tasks(names, machine.usable_cpus, quick=quick)
+    session = _Session(machine, tasks, start_s, budget_s, progress)
+    session.first_visits()
+    session.refine()
+    measurements = session.measurements()
+    for env in envs:
+        measurements += measure_env(env, env_tasks(env, (1, 8)))
+    return Calibration(
+        machine=machine,
+        measurements=tuple(measurements),
+        budget_s=budget_s,
+        spent_s=device.now() - start_s,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        warnings=tuple(session.warnings()),
+    )
+
+
+def _usable_devices(machine: Machine, devices: Sequence[str] | str) -> tuple[str, ...]:
+    """The CPU, and the accelerators that are asked for and work."""
+    by_name = {accelerator.device: accelerator for accelerator in machine.accelerators}
+    if devices == "auto":
+        wanted = [name for name, accelerator in by_name.items() if accelerator.usable]
+    else:
+        asked = [devices] if isinstance(devices, str) else list(devices)
+        wanted = []
+        for name in asked:
+            canonical = device.require_device(name)
+            accelerator = by_name.get(canonical)
+            if accelerator is not None and not accelerator.usable:
+                raise DeviceFault(
+                    f"device {canonical} does not work: {accelerator.reason}: "
+                    "use --device cpu, or repair it"
+                )
+            wanted.append(canonical)
+    return tuple(dict.fromkeys((device.CPU, *wanted)))
+
+
+class _Session:
+    """The state of one calibration: a series of raw times per task."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        tasks: Sequence[Task],
+        start_s: float,
+        budget_s: float,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._machine = machine
+        self._series = {task: Series(tasks=_parts(task)) for task in tasks}
+        self._start_s = start_s
+        self._end_s = start_s + budget_s
+        self._budget_s = budget_s
+        self._progress = progress
+        self._left_out: list[tuple[Task, str]] = []
+        self._done = 0
+
+    def first_visits(self) -> None:
+        """Visit every task once, giving each an equal share of what is left."""
+        pending = list(self._series)
+        deadline_s = self._start_s + _FIRST_VISITS * self._budget_s
+        for index, task in enumerate(pending):
+            now_s = device.now()
+            if now_s >= self._end_s:
+                self._left_out += [(left, "the budget ended") for left in pending[index:]]
+                return
+            share_s = max(deadline_s - now_s, 0.0) / (len(pending) - index)
+            reason = self._too_big(task, share_s)
+            if reason is not None:
+                self._left_out.append((task, reason))
+                continue
+            self._visit(task, share_s, refining=False)
+            self._done += 1
+
+    def refine(self) -> None:
+        """Spend what is left on the medians that are known worst."""
+        while True:
+            worst = sorted(
+                (
+                    (series.error_fraction, index, task)
+                    for index, (task, series) in enumerate(self._series.items())
+                    if series.times_s
+                    and series.wants_more
+                    and series.error_fraction > _ERROR_WORTH_REFINING
+                ),
+                key=lambda entry: (-entry[0], entry[1]),
+            )[:16]
+            if not worst:
+                return
+            visited = 0
+            for _, _, task in worst:
+                left_s = self._end_s - device.now()
+                series = self._series[task]
+                needed_s = 5 * series.calls * sum(times[-1] for times in series.times_s)
+                if left_s <= 0:
+                    return
+                if needed_s > left_s:
+                    continue
+                self._visit(task, min(left_s, max(0.02 * self._budget_s, needed_s)), refining=True)
+                visited += 1
+            if not visited:
+                return
+
+    def _visit(self, task: Task, time_limit_s: float, *, refining: bool) -> None:
+        if self._progress is not None:
+            now_s = device.now()
+            self._progress(
+                Progress(
+                    done=self._done,
+                    total=len(self._series),
+                    task=task,
+                    elapsed_s=now_s - self._start_s,
+                    left_s=max(self._end_s - now_s, 0.0),
+                    refining=refining,
+                )
+            )
+        with device.torch_threads(task.threads):
+            probe = build_probe(task)
+            try:
+                run_probe(probe, self._series[task], time_limit_s=time_limit_s)
+            finally:
+                probe.close()
+
+    def _too_big(self, task: Task, share_s: float) -> str | None:
+        """Why a task is not timed: it would not fit, or a smaller one like it took too long."""
+        if probe_bytes(task) > _MEMORY_SHARE * self._machine.memory_bytes:
+            return "it does not fit into memory"
+        expected_s = self._expected_s(task)
+        limit_s = max(_LARGEST_SHARE * share_s, 0.02 * self._budget_s)
+        if 4 * expected_s > limit_s:
+            return f"one call takes about {format_seconds(expected_s)}, too long for the budget"
+        return None
+
+    def _expected_s(self, task: Task) -> float:
+        """Seconds that one call should take, from the nearest task like it; 0 if there is none."""
+        work = probe_bytes(task) if task.op != "matmul" else float(_product(task.shape))
+        best, best_distance = 0.0, float("inf")
+        for other, series in self._series.items():
+            if not series.times_s or (other.op, other.device) != (task.op, task.device):
+                continue
+            other_work = probe_bytes(other) if other.op != "matmul" else _product(other.shape)
+            ratio = work / max(other_work, 1.0)
+            distance = max(ratio, 1 / max(ratio, 1e-12))
+            if distance < best_distance:
+                best_distance = distance
+                best = sum(min(times) for times in series.times_s) * max(ratio, 1.0)
+        return best
+
+    def measurements(self) -> list[Measurement]:
+        """Everything that was timed."""
+        return [m for series in self._series.values() for m in series.measurements()]
+
+    def warnings(self) -> list[str]:
+        """Doubts that a person should know of, each with the evidence and the next step."""
+        warnings = []
+        if self._left_out:
+            reasons = dict.fromkeys(reason for _, reason in self._left_out)
+            shown = "; ".join(list(reasons)[:2])
+            warnings.append(
+                f"{len(self._left_out)} of {len(self._series)} tasks were not timed ({shown}): "
+                "raise --budget to have them"
+            )
+        doubtful = [m for m in self.measurements() if m.error_fraction > _DOUBTFUL_ERROR]
+        if doubtful:
+            worst = max(doubtful, key=lambda m: m.error_fraction)
+            warnings.append(
+                f"{len(doubtful)} medians are known to no better than "
+                f"{format_percent(_DOUBTFUL_ERROR)} (worst: {worst.task.op} on "
+                f"{worst.task.device}, {format_percent(worst.error_fraction)}): "
+                "close other programs and calibrate again"
+            )
+        return warnings
+
+
+def _product(shape: Sequence[int]) -> float:
+    product = 1.0
+    for size in shape:
+        product *= size
+    return product
+
+
+def _parts(task: Task) -> tuple[Task, ...]:
+    return policy_step_parts(task) if task.op == "policy_step" else (task,)

@@ -1,0 +1,149 @@
+"""Which tasks a calibration times, most useful first.
+
+The order matters: when the budget ends early, what is left out is at the end. Sizes cover what PPO
+uses and a margin beyond, spaced by factors of two to four, since costs are smooth in the logarithm
+of a size.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from autoplace.device import CPU
+from autoplace.measurement import Task
+from autoplace.workload import NetworkSpec
+
+SQUARES = (16, 64, 256, 1024, 32, 128, 512, 2048)
+QUICK_SQUARES = (16, 64, 256, 512)
+# (rows, inputs, outputs) of layers as PPO meets them.
+SKINNY = ((8, 64, 64), (256, 64, 64), (1024, 256, 256), (8, 512, 512), (64, 4, 64), (2048, 64, 256))
+QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256))
+STREAMED = (1 << 12, 1 << 18, 1 << 22)
+COPIED_BYTES = (256, 4096, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 14, 1 << 18)
+QUICK_COPIED_BYTES = (256, 1 << 16, 1 << 22)
+
+
+def _spec(observation: int, hidden: tuple[int, ...], action: int, continuous: bool) -> NetworkSpec:
+    return NetworkSpec(
+        observation_size=observation,
+        hidden_sizes=hidden,
+        action_size=action,
+        continuous=continuous,
+    )
+
+
+# (network, rows of a policy step, rows of a minibatch). Each row of the table varies several sizes
+# at once, so that few timings span the space.
+STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
+    (_spec(4, (64, 64), 2, False), (8, 64), (64, 256, 1024)),
+    (_spec(17, (64, 64), 6, True), (8, 1, 32), (64, 512, 256)),
+    (_spec(17, (256, 256), 6, True), (8, 64), (64, 512, 4096)),
+    (_spec(64, (128, 128), 8, False), (16, 256), (128, 1024)),
+    (_spec(128, (512, 512), 16, True), (8, 128), (64, 1024)),
+    (_spec(8, (32, 32), 4, False), (4, 512), (32, 4096)),
+    (_spec(376, (256, 256, 256), 17, True), (32, 1), (256, 2048)),
+    (_spec(1024, (64, 64), 6, False), (16,), (512, 64)),
+    (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
+)
+QUICK_STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
+    (_spec(4, (64, 64), 2, False), (8,), (64, 512)),
+    (_spec(17, (64, 64), 6, True), (64,), (256,)),
+    (_spec(17, (256, 256), 6, True), (8,), (64, 1024)),
+    (_spec(128, (512, 512), 16, True), (16,), (256,)),
+)
+# (rollout steps, envs) beside the networks of the table, in turn.
+ROLLOUTS = ((128, 8), (256, 8), (2048, 1), (64, 64), (512, 4))
+QUICK_ROLLOUTS = ((128, 8), (1024, 4))
+
+
+def thread_counts(usable_cpus: int) -> tuple[int, ...]:
+    """1, the powers of two, and all usable CPUs."""
+    counts = {1, usable_cpus}
+    count = 2
+    while count < usable_cpus:
+        counts.add(count)
+        count *= 2
+    return tuple(sorted(counts))
+
+
+def calibration_tasks(
+    devices: Sequence[str], usable_cpus: int, *, quick: bool = False
+) -> list[Task]:
+    """Every task of a calibration of ``devices`` (the CPU among them), most useful first."""
+    threads = thread_counts(usable_cpus)
+    if quick and len(threads) > 2:
+        threads = (threads[0], threads[len(threads) // 2], threads[-1])
+    # A device's timings are interleaved with those of the others, family by family.
+    queues = [list(_device_tasks(on, threads, quick)) for on in devices]
+    merged = [t for group in itertools.zip_longest(*queues) for t in group if t is not None]
+    return list(dict.fromkeys(merged))
+
+
+def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task]:
+    """The tasks of one device: basics first, then real steps, then what refines both."""
+    counts = tuple(threads) if on == CPU else (1,)
+    squares = QUICK_SQUARES if quick else SQUARES
+    skinny = QUICK_SKINNY if quick else SKINNY
+    steps = QUICK_STEPS if quick else STEPS
+    yield Task(op="dispatch", device=on)
+    yield Task(op="launch", device=on)
+    for count in counts:
+        for size in squares[:4]:
+            yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
+        for shape in skinny[:2]:
+            yield Task(op="matmul", device=on, threads=count, shape=shape)
+        for numbers in STREAMED:
+            yield Task(op="elementwise", device=on, threads=count, shape=(numbers,))
+    if on != CPU:
+        yield from _copies(on, QUICK_COPIED_BYTES if quick else COPIED_BYTES)
+    rounds = max(max(len(rows), len(batches)) for _, rows, batches in steps)
+    for index in range(rounds):
+        for count in counts:
+            for network, rows, batches in steps:
+                if index < len(batches):
+                    yield _update(on, count, network, batches[index])
+                if index < len(rows):
+                    yield _policy(on, count, network, rows[index])
+        if index == 0:
+            yield from _once_per_iteration(on, counts, steps, quick)
+    for count in counts:
+        for size in squares[4:]:
+            yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
+        for shape in skinny[2:]:
+            yield Task(op="matmul", device=on, threads=count, shape=shape)
+    if on != CPU:
+        for size in squares:
+            yield Task(op="matmul", device=on, shape=(size, size, size), residency="copied")
+
+
+def _policy(on: str, threads: int, network: NetworkSpec, rows: int) -> Task:
+    return Task(op="policy_step", device=on, threads=threads, network=network, rows=rows)
+
+
+def _update(on: str, threads: int, network: NetworkSpec, rows: int) -> Task:
+    return Task(op="update", device=on, threads=threads, network=network, rows=rows)
+
+
+def _once_per_iteration(
+    on: str,
+    counts: Sequence[int],
+    steps: Sequence[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]],
+    quick: bool,
+) -> Iterator[Task]:
+    shapes = itertools.cycle(QUICK_ROLLOUTS if quick else ROLLOUTS)
+    for network, _, _ in steps:
+        shape = next(shapes)
+        for count in counts:
+            yield Task(op="gae", device=on, threads=count, shape=shape, network=network)
+        if on != CPU:
+            yield Task(op="weights_to_host", device=on, network=network)
+
+
+def _copies(on: str, sizes: Sequence[int]) -> Iterator[Task]:
+    for nbytes in sizes:
+        for direction in ("h2d", "d2h"):
+            for pinned in (True, False):
+                yield Task(
+                    op="copy", device=on, direction=direction, pinned=pinned, shape=(nbytes,)
+                )

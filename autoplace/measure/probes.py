@@ -1,0 +1,277 @@
+"""What each task runs when it is timed.
+
+The trainer's own steps are timed by running the trainer's own code: the same policy step, batch and
+update objects, on tensors of the same shapes. One builder per op, in :data:`BUILDERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from autoplace import device
+from autoplace.measure.timing import Probe, timed_calls
+from autoplace.measurement import Task
+from autoplace.ppo.batch import Batch, make_batch
+from autoplace.ppo.distribution import draw_noise
+from autoplace.ppo.network import ActorCritic
+from autoplace.ppo.policy_step import PolicyStep
+from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.update import Updater
+from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
+
+_SEED = 0
+_ROLLOUT_STEPS = 64  # rows that a policy probe cycles through
+# Steps that are queued before the device is waited for, as in the trainer's update.
+_QUEUED_UPDATES = 8
+
+
+def build_probe(task: Task) -> Probe:
+    """Allocate what ``task`` needs and return it ready to be timed."""
+    return BUILDERS[task.op](task)
+
+
+def _matmul(task: Task) -> Probe:
+    m, k, n = task.shape
+    generator = torch.Generator().manual_seed(_SEED)
+    left = torch.randn(m, k, generator=generator)
+    right = torch.randn(k, n, generator=generator)
+    on = task.device
+    if task.residency == "copied":
+
+        def copied() -> None:
+            torch.mm(left.to(on), right.to(on)).to(device.CPU)
+
+        return Probe(tasks=(task,), sample=timed_calls(copied, on, wait_each=True))
+    a, b = left.to(on), right.to(on)
+    out = torch.empty(m, n, device=on)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(lambda: torch.mm(a, b, out=out), on, wait_each=True),
+    )
+
+
+def _elementwise(task: Task) -> Probe:
+    x = torch.ones(task.shape[0], device=task.device)
+    out = torch.empty_like(x)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(lambda: torch.mul(x, 2.0, out=out), task.device, wait_each=True),
+    )
+
+
+def _launch(task: Task) -> Probe:
+    x = torch.ones(8, device=task.device)
+    out = torch.empty_like(x)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(lambda: torch.mul(x, 2.0, out=out), task.device, wait_each=True),
+    )
+
+
+def _dispatch(task: Task) -> Probe:
+    x = torch.ones(8, device=task.device)
+    out = torch.empty_like(x)
+
+    def sample(calls: int) -> tuple[float]:
+        device.synchronize(task.device)
+        start_s = device.now()
+        for _ in range(calls):
+            torch.mul(x, 2.0, out=out)
+        issued_s = device.now() - start_s
+        device.synchronize(task.device)
+        return (issued_s / calls,)
+
+    return Probe(tasks=(task,), sample=sample, min_calls=50, max_calls=200)
+
+
+def _copy(task: Task) -> Probe:
+    numbers = max(1, task.shape[0])
+    pinned_for = task.device if task.pinned else device.CPU
+    host = device.host_empty((numbers,), torch.uint8, pinned_for=pinned_for)
+    host.zero_()
+    far = torch.zeros(numbers, dtype=torch.uint8, device=task.device)
+    source, target = (host, far) if task.direction == "h2d" else (far, host)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(
+            lambda: target.copy_(source, non_blocking=True), task.device, wait_each=True
+        ),
+    )
+
+
+def _network(spec: NetworkSpec, on: str) -> ActorCritic:
+    network = ActorCritic(spec, seed=_SEED, normalize_observations=True)
+    return network if on == device.CPU else network.over(network.flat.to(on))
+
+
+def _noise(spec: NetworkSpec, steps: int, rows: int, on: str) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(_SEED)
+    shape = (steps, rows, spec.action_size)
+    noise = draw_noise(shape, continuous=spec.continuous, generator=generator)
+    return noise.to(on).unbind(0)
+
+
+def _observations(spec: NetworkSpec, rows: int) -> np.ndarray:
+    generator = np.random.default_rng(_SEED)
+    return generator.standard_normal((rows, spec.observation_size), dtype=np.float32)
+
+
+def _policy_step(task: Task) -> Probe:
+    """The policy step, from observations on the host to actions on the host.
+
+    On an accelerator its three parts are told apart as the trainer's clock sees them: observations
+    sent, work issued, actions waited for.
+    """
+    spec = task.network
+    assert spec is not None
+    on = task.device
+    rollout = Rollout(spec, rollout_steps=_ROLLOUT_STEPS, num_envs=task.rows, device=on)
+    step = PolicyStep(_network(spec, on))
+    noise = _noise(spec, _ROLLOUT_STEPS, task.rows, on)
+    observations = _observations(spec, task.rows)
+    if on == device.CPU:
+
+        def sample(calls: int) -> tuple[float]:
+            start_s = device.now()
+            for call in range(calls):
+                t = call % _ROLLOUT_STEPS
+                step(torch.from_numpy(observations), noise[t], rollout, t).numpy()
+            return ((device.now() - start_s) / calls,)
+
+        return Probe(tasks=(task,), sample=sample)
+
+    first_actions = rollout.actions[0]
+    inbound = device.Channel(observations.shape, torch.float32, on)
+    outbound = device.Channel(tuple(first_actions.shape), first_actions.dtype, on)
+
+    def sample_parts(calls: int) -> Sequence[float]:
+        device.synchronize(on)
+        sent_s = issued_s = received_s = 0.0
+        for call in range(calls):
+            t = call % _ROLLOUT_STEPS
+            start_s = device.now()
+            on_device = inbound.send(observations)
+            after_send_s = device.now()
+            actions = step(on_device, noise[t], rollout, t)
+            after_issue_s = device.now()
+            outbound.receive(actions)
+            end_s = device.now()
+            sent_s += after_send_s - start_s
+            issued_s += after_issue_s - after_send_s
+            received_s += end_s - after_issue_s
+        return sent_s / calls, issued_s / calls, received_s / calls
+
+    return Probe(tasks=policy_step_parts(task), sample=sample_parts)
+
+
+def policy_step_parts(task: Task) -> tuple[Task, ...]:
+    """The tasks that one probe of a policy step times."""
+    if task.device == device.CPU:
+        return (task,)
+    return tuple(
+        _with_op(task, op) for op in ("obs_to_device", "policy_step", "action_to_host")
+    )
+
+
+def _with_op(task: Task, op: str) -> Task:
+    return Task(
+        op=op,
+        device=task.device,
+        threads=task.threads,
+        network=task.network,
+        rows=task.rows,
+        engine=task.engine,
+    )
+
+
+def _gae(task: Task) -> Probe:
+    spec = task.network
+    assert spec is not None
+    steps, envs = task.shape
+    rollout = Rollout(spec, rollout_steps=steps, num_envs=envs, device=task.device)
+    rows = torch.from_numpy(_observations(spec, (steps + 1) * envs))
+    rollout.observations.copy_(rows.view(rollout.observations.shape))
+    rollout.actions.zero_()
+    rollout.outcomes.zero_()
+    network = _network(spec, task.device)
+    hyper = Hyperparameters(num_envs=envs, rollout_steps=steps, hidden_sizes=spec.hidden_sizes)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(
+            lambda: make_batch(network, rollout, hyper), task.device, wait_each=True
+        ),
+    )
+
+
+def _update(task: Task) -> Probe:
+    """One gradient step: rows gathered from a rollout four minibatches long."""
+    spec = task.network
+    assert spec is not None
+    on, rows = task.device, task.rows
+    num_rows = 4 * rows
+    width = spec.observation_size + (spec.action_size if spec.continuous else 1) + 3
+    generator = torch.Generator().manual_seed(_SEED)
+    values = torch.randn(num_rows, width, generator=generator)
+    if not spec.continuous:
+        column = spec.observation_size
+        values[:, column] = torch.arange(num_rows) % spec.action_size
+    batch = Batch(values.to(on), spec)
+    hyper = Hyperparameters(
+        num_envs=4,
+        rollout_steps=rows,
+        hidden_sizes=spec.hidden_sizes,
+        learning_rate=1e-9,  # weights stay as they are, however often it is timed
+    )
+    updater = Updater(_network(spec, on), hyper, minibatch_rows=rows)
+    indices = torch.randperm(num_rows, generator=generator).to(on).split(rows)
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        updater.minibatch_step(batch, indices[count % len(indices)])
+        count += 1
+
+    queued = _QUEUED_UPDATES if device.is_accelerator(on) else 1
+    return Probe(tasks=(task,), sample=timed_calls(step, on), min_calls=queued)
+
+
+def _weights_to_host(task: Task) -> Probe:
+    spec = task.network
+    assert spec is not None
+    network = _network(spec, task.device)
+    host = device.host_empty(network.flat.shape, pinned_for=task.device)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(lambda: host.copy_(network.flat), task.device, wait_each=True),
+    )
+
+
+BUILDERS: dict[str, Callable[[Task], Probe]] = {
+    "matmul": _matmul,
+    "elementwise": _elementwise,
+    "dispatch": _dispatch,
+    "launch": _launch,
+    "copy": _copy,
+    "policy_step": _policy_step,
+    "gae": _gae,
+    "update": _update,
+    "weights_to_host": _weights_to_host,
+}
+
+
+def probe_bytes(task: Task) -> float:
+    """Roughly what a probe of ``task`` allocates, to keep away from what does not fit."""
+    if task.op == "matmul":
+        m, k, n = task.shape
+        return FLOAT_BYTES * float(m * k + k * n + m * n)
+    if task.op in ("elementwise", "copy"):
+        return 2.0 * FLOAT_BYTES * task.shape[0]
+    if task.network is None:
+        return 0.0
+    spec = task.network
+    rows = task.rows if task.op != "gae" else task.shape[0] * task.shape[1]
+    outputs = sum(outputs for _, outputs in spec.layers)
+    return FLOAT_BYTES * (8.0 * spec.num_parameters + rows * (6.0 * outputs + 8.0 * spec.observation_size))

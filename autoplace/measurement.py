@@ -1,0 +1,244 @@
+"""What can be timed, what was timed, and all that was timed on one machine.
+
+A :class:`Task` is both what a probe runs and what the cost model is asked for, so a prediction and
+the measurement that checks it can never mean different things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from autoplace.machine import Machine
+from autoplace.workload import EnvSpec, NetworkSpec
+
+SCHEMA_VERSION = 1
+
+OPS = (
+    "matmul",  # (m, k) @ (k, n)
+    "elementwise",  # y = 2 x over n numbers: what the memory can stream
+    "dispatch",  # host time to issue one tiny operation, without waiting
+    "launch",  # one tiny operation, issued and waited for
+    "copy",  # bytes between host and device
+    "env_step",  # one vector step of num_envs environments under random actions
+    "policy_step",  # the trainer's own: observations in, actions out, rollout row written
+    "obs_to_device",  # one vector step's observations leave for the device
+    "action_to_host",  # one vector step's actions come back, the wait for the policy included
+    "gae",  # a whole rollout made ready to learn from: values, log-probabilities, advantages
+    "update",  # the trainer's own: one gradient step on one minibatch
+    "weights_to_host",  # the sampler's network on the host brought up to date from the device
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing that can be timed. Hashable; fields that an op does not use keep their defaults.
+
+    Attributes:
+        op: one of :data:`OPS`.
+        device: canonical name of the device that does the work (of the far end, for a copy).
+        threads: intra-op threads of torch on the host.
+        dtype: element type.
+        shape: (m, k, n) of a matmul, (n,) of an elementwise op, (bytes,) of a copy,
+            (rollout_steps, num_envs) of a gae.
+        network: actor and critic of the trainer's own steps.
+        rows: rows of a policy step, or of one minibatch.
+        engine: how the trainer's own steps are executed.
+        residency: ``resident`` (operands already on the device) or ``copied`` (they start and end
+            on the host).
+        direction: ``h2d`` or ``d2h``.
+        pinned: whether a copy's host side is page-locked.
+        env: the environment of an env step.
+        backend: the vector backend of an env step.
+        num_envs: environments stepped together.
+        beside: what runs at the same time on other cores, "" for nothing.
+    """
+
+    op: str
+    device: str = "cpu"
+    threads: int = 1
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    network: NetworkSpec | None = None
+    rows: int = 0
+    engine: str = "eager"
+    residency: str = "resident"
+    direction: str | None = None
+    pinned: bool | None = None
+    env: EnvSpec | None = None
+    backend: str | None = None
+    num_envs: int = 0
+    beside: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.op in OPS, self.op
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that leaves out what has its default."""
+        row: dict[str, Any] = {}
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if spec.default is dataclasses.MISSING or value != spec.default:
+                row[spec.name] = dataclasses.asdict(value) if _is_spec(value) else value
+        return row
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Task:
+        """The inverse of :meth:`to_json`."""
+        values = dict(row)
+        if "shape" in values:
+            values["shape"] = tuple(values["shape"])
+        if "network" in values:
+            network = dict(values["network"])
+            network["hidden_sizes"] = tuple(network["hidden_sizes"])
+            values["network"] = NetworkSpec(**network)
+        if "env" in values:
+            values["env"] = EnvSpec(**values["env"])
+        return cls(**values)
+
+
+def _is_spec(value: object) -> bool:
+    return isinstance(value, (NetworkSpec, EnvSpec))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A task and its raw times; every statistic is derived from them.
+
+    Attributes:
+        task: what was timed.
+        times_s: seconds of one call, one entry per sample, in the order they were taken.
+        calls_per_sample: calls that each sample averages over.
+    """
+
+    task: Task
+    times_s: tuple[float, ...]
+    calls_per_sample: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.times_s and all(t > 0 and math.isfinite(t) for t in self.times_s), self
+        assert self.calls_per_sample >= 1
+
+    @functools.cached_property
+    def median_s(self) -> float:
+        """Median seconds of one call: outliers, however large, hardly move it."""
+        return statistics.median(self.times_s)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of raw times."""
+        return len(self.times_s)
+
+    @functools.cached_property
+    def spread_fraction(self) -> float:
+        """Scatter of single samples over the median: 1.4826 x the median absolute deviation."""
+        deviations = [abs(t - self.median_s) for t in self.times_s]
+        return 1.4826 * statistics.median(deviations) / self.median_s
+
+    @property
+    def error_fraction(self) -> float:
+        """Standard error of the median over the median (normal theory: 1.2533 spread / sqrt n)."""
+        return 1.2533 * self.spread_fraction / math.sqrt(self.num_samples)
+
+    @property
+    def outlier_fraction(self) -> float:
+        """Share of samples further than 5 spreads (and 10 %) from the median."""
+        limit = max(5 * self.spread_fraction, 0.10) * self.median_s
+        return sum(abs(t - self.median_s) > limit for t in self.times_s) / self.num_samples
+
+    @property
+    def drift_fraction(self) -> float:
+        """Change of the median from the first half of the samples to the second, over the whole."""
+        if self.num_samples < 4:
+            return 0.0
+        half = self.num_samples // 2
+        first = statistics.median(self.times_s[:half])
+        second = statistics.median(self.times_s[half:])
+        return (second - first) / self.median_s
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; times keep nine significant digits."""
+        return {
+            "task": self.task.to_json(),
+            "times_s": [float(f"{t:.9g}") for t in self.times_s],
+            "calls_per_sample": self.calls_per_sample,
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Measurement:
+        """The inverse of :meth:`to_json`."""
+        return cls(
+            task=Task.from_json(row["task"]),
+            times_s=tuple(float(t) for t in row["times_s"]),
+            calls_per_sample=int(row["calls_per_sample"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """All that was measured on one machine.
+
+    Attributes:
+        machine: the machine it holds for.
+        measurements: one per task.
+        budget_s: the time it was allowed, 0 where none was set.
+        spent_s: the time it took.
+        created: when it was made, ISO 8601 with time zone.
+        warnings: doubts that a person should know of, one line each.
+        origin: ``measured``, or ``modelled`` where the times were derived from published figures.
+    """
+
+    machine: Machine
+    measurements: tuple[Measurement, ...]
+    budget_s: float = 0.0
+    spent_s: float = 0.0
+    created: str = ""
+    warnings: tuple[str, ...] = ()
+    origin: str = "measured"
+
+    @functools.cached_property
+    def by_task(self) -> dict[Task, Measurement]:
+        """The measurements by what was timed."""
+        return {m.task: m for m in self.measurements}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that any measured task ran on, the CPU first."""
+        found = {m.task.device for m in self.measurements}
+        return tuple(sorted(found, key=lambda device: (device != "cpu", device)))
+
+    def with_measurements(self, more: Iterable[Measurement]) -> Calibration:
+        """A copy in which ``more`` are added, each replacing an older one of the same task."""
+        merged = {**self.by_task, **{m.task: m for m in more}}
+        return dataclasses.replace(self, measurements=tuple(merged.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole calibration as a JSON object with its schema version."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "origin": self.origin,
+            "created": self.created,
+            "budget_s": self.budget_s,
+            "spent_s": self.spent_s,
+            "warnings": list(self.warnings),
+            "machine": self.machine.to_json(),
+            "measurements": [m.to_json() for m in self.measurements],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Calibration:
+        """The inverse of :meth:`to_json`, for the current schema version."""
+        return cls(
+            machine=Machine.from_json(data["machine"]),
+            measurements=tuple(Measurement.from_json(row) for row in data["measurements"]),
+            budget_s=float(data["budget_s"]),
+            spent_s=float(data["spent_s"]),
+            created=str(data["created"]),
+            warnings=tuple(data["warnings"]),
+            origin=str(data["origin"]),
+        )

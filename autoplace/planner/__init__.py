@@ -1,0 +1,1 @@
+"""From costs to a placement that can say why."""

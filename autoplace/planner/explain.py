@@ -1,0 +1,165 @@
+"""A plan in words. Every number is read off the plan; none is computed anew."""
+
+from __future__ import annotations
+
+from autoplace.planner.plan import LANES, Candidate, Placement, Plan, Stage
+from autoplace.units import format_percent, format_rate, format_seconds, significant
+
+_SHOWN_CANDIDATES = 6
+
+
+def explain_plan(plan: Plan, *, every_candidate: bool = False) -> str:
+    """The whole explanation, at most 100 columns wide."""
+    parts = [
+        _headline(plan),
+        _placement(plan.placement),
+        _stage_table(plan.chosen),
+        _verdict(plan),
+        _candidates(plan, every_candidate),
+        _flips(plan),
+    ]
+    if plan.changes_learning:
+        parts.append("Changes what is learned:\n" + _bullets(plan.changes_learning))
+    return "\n\n".join(part for part in parts if part)
+
+
+def describe_placement(placement: Placement) -> str:
+    """A placement on one line, as short as it can be told from others."""
+    text = f"minibatch {placement.minibatch_rows}, {placement.env_backend} envs"
+    if placement.sample_device == "cpu":
+        text += f", sampling on {_threads(placement.sample_threads)}"
+    else:
+        text += f", sampling on {placement.sample_device}"
+    if placement.learn_device == "cpu":
+        text += f", learning on {_threads(placement.learn_threads)}"
+    else:
+        text += f", learning on {placement.learn_device}"
+        if placement.sample_device == "cpu":
+            text += f", chunks of {placement.transfer_interval_steps} steps"
+    if placement.engine != "eager":
+        text += f", {placement.engine}"
+    return text
+
+
+def _threads(count: int) -> str:
+    return f"{count} CPU thread" + ("s" if count != 1 else "")
+
+
+def _headline(plan: Plan) -> str:
+    workload = plan.workload
+    hyper = workload.hyperparameters
+    sizes = ",".join(map(str, workload.network.hidden_sizes)) or "none"
+    chosen = plan.chosen
+    modelled = " (a modelled machine)" if plan.origin == "modelled" else ""
+    return (
+        f"{workload.env.id}: scheme {chosen.scheme}{modelled}, about "
+        f"{format_rate(chosen.env_steps_per_s)} env steps/s\n"
+        f"{hyper.num_envs} envs x {hyper.rollout_steps} steps = {hyper.rollout_rows:,} rows an "
+        f"iteration, {hyper.epochs} epochs, hidden {sizes}; one iteration takes "
+        f"{format_seconds(chosen.iteration_s)} "
+        f"({format_seconds(chosen.low_s)} to {format_seconds(chosen.high_s)})"
+    )
+
+
+def _placement(placement: Placement) -> str:
+    return f"Placement: {describe_placement(placement)}"
+
+
+def _stage_table(candidate: Candidate) -> str:
+    """Where the time goes, lane by lane; each lane adds up to the iteration."""
+    lines = [
+        f"{'lane':<9}{'stage':<20}{'calls':>7}{'time':>11}{'share':>8}"
+        f"   {'90 % interval':<24}source"
+    ]
+    for lane in LANES:
+        stages = [stage for stage in candidate.stages if stage.lane == lane]
+        for index, stage in enumerate(sorted(stages, key=lambda s: s.start_s)):
+            lines.append(_stage_line(stage, candidate.iteration_s, first=index == 0))
+    return "\n".join(lines)
+
+
+def _stage_line(stage: Stage, iteration_s: float, *, first: bool) -> str:
+    interval = (
+        f"{format_seconds(stage.low_s)} to {format_seconds(stage.high_s)}"
+        if stage.source != "derived"
+        else ""
+    )
+    calls = f"{stage.calls:,}" if stage.source != "derived" else ""
+    return (
+        f"{stage.lane if first else '':<9}{stage.name:<20}{calls:>7}"
+        f"{format_seconds(stage.total_s):>11}{format_percent(stage.total_s / iteration_s):>8}"
+        f"   {interval:<24}{stage.source}"
+    )
+
+
+def _verdict(plan: Plan) -> str:
+    busy_s = next(s.total_s for s in plan.chosen.stages if s.name == plan.bottleneck)
+    text = (
+        f"Bottleneck: {plan.bottleneck}, "
+        f"{format_percent(busy_s / plan.chosen.iteration_s)} of the iteration."
+    )
+    if plan.runner_up is None:
+        return text
+    runner = plan.runner_up
+    what = (
+        f"scheme {runner.scheme}" if runner.scheme != plan.scheme else f"{runner.scheme} with"
+    )
+    judgement = (
+        "a tie: the margin is inside the model's error"
+        if plan.is_close
+        else "more than the model's error"
+    )
+    return (
+        f"{text}\nRunner-up: {what} ({describe_placement(runner.placement)}), "
+        f"{format_rate(runner.env_steps_per_s)} env steps/s.\n"
+        f"Margin: {format_percent(plan.margin_fraction)}, {judgement}."
+    )
+
+
+def _candidates(plan: Plan, every: bool) -> str:
+    shown = plan.candidates if every else _leading(plan.candidates)
+    lines = [f"{'scheme':<15}{'env steps/s':>12}   placement, or why not"]
+    for candidate in shown:
+        if candidate.rejected_because is not None:
+            lines.append(f"{candidate.scheme:<15}{'-':>12}   {candidate.rejected_because}")
+            continue
+        efficiency = (
+            f" (x {significant(candidate.sample_efficiency)} sample efficiency)"
+            if candidate.sample_efficiency != 1
+            else ""
+        )
+        lines.append(
+            f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>12}   "
+            f"{describe_placement(candidate.placement)}{efficiency}"
+        )
+    hidden = len(plan.candidates) - len(shown)
+    if hidden:
+        lines.append(f"... and {hidden} more (--all shows them)")
+    return "\n".join(lines)
+
+
+def _leading(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The first few that were costed, and every distinct reason for a rejection."""
+    costed = [c for c in candidates if c.rejected_because is None][:_SHOWN_CANDIDATES]
+    reasons: dict[tuple[str, str], Candidate] = {}
+    for candidate in candidates:
+        if candidate.rejected_because is not None:
+            reasons.setdefault((candidate.scheme, candidate.rejected_because), candidate)
+    return (*costed, *list(reasons.values())[:_SHOWN_CANDIDATES])
+
+
+def _flips(plan: Plan) -> str:
+    if not plan.flips:
+        return ""
+    lines = []
+    for flip in plan.flips:
+        sign = "≥" if flip.to_value > flip.from_value else "≤"
+        lines.append(
+            f"{flip.scheme_to} pays from {flip.parameter} {sign} {significant(flip.to_value)} "
+            f"(now {significant(flip.from_value)})"
+        )
+    return "What would change the choice, each alone:\n" + _bullets(tuple(lines))
+
+
+def _bullets(lines: tuple[str, ...]) -> str:
+    return "\n".join(f"  - {line}" for line in lines)

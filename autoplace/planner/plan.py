@@ -1,0 +1,238 @@
+"""A plan as data: what was chosen, out of what, from which costed stages.
+
+Nothing here computes a cost. The text and the JSON of a plan are read off these values, so the
+explanation cannot say anything else than what the choice was made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from autoplace.workload import Workload
+
+STAGES = (
+    "env_step",
+    "policy_step",
+    "obs_to_device",
+    "action_to_host",
+    "rollout_to_device",
+    "gae",
+    "update",
+    "weights_to_host",
+    "handoff",
+    "wait",
+)
+LANES = ("sampler", "learner", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where and how the work of an iteration is done.
+
+    Attributes:
+        device: the accelerator in use, or ``cpu``.
+        sample_device: where the policy runs while sampling.
+        learn_device: where gradient steps run.
+        transfer_interval_steps: vector steps in each rollout chunk that is copied to the learner.
+        minibatch_rows: rows of one gradient step.
+        num_envs: environments stepped together.
+        num_workers: processes that step environments, 0 for the sampler's own.
+        env_backend: how environments are stepped together.
+        sample_threads: intra-op threads of torch while sampling.
+        learn_threads: intra-op threads of torch while learning.
+        engine: how policy steps and gradient steps are executed.
+        precision: number format of the arithmetic.
+        accumulation_steps: backward passes that make one gradient step.
+    """
+
+    device: str
+    sample_device: str
+    learn_device: str
+    transfer_interval_steps: int
+    minibatch_rows: int
+    num_envs: int
+    num_workers: int = 0
+    env_backend: str = "sync"
+    sample_threads: int = 1
+    learn_threads: int = 1
+    engine: str = "eager"
+    precision: str = "fp32"
+    accumulation_steps: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One kind of work on one lane of an iteration.
+
+    Attributes:
+        name: one of :data:`STAGES`.
+        lane: one of :data:`LANES`.
+        start_s: when the first call starts, from the start of the iteration.
+        calls: how often it runs in an iteration.
+        total_s: predicted seconds of all calls together.
+        low_s: lower end of its 90 % interval.
+        high_s: upper end of its 90 % interval.
+        source: ``measured``, ``interpolated``, ``extrapolated``, or ``derived`` for a wait.
+    """
+
+    name: str
+    lane: str
+    start_s: float
+    calls: int
+    total_s: float
+    low_s: float
+    high_s: float
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A placement that was costed, or rejected with the reason.
+
+    Attributes:
+        scheme: how the iteration is laid out on the devices.
+        placement: where and how.
+        iteration_s: predicted seconds of one iteration; 0 where rejected before costing.
+        low_s: lower end of its 90 % interval.
+        high_s: upper end of its 90 % interval.
+        env_steps_per_s: predicted env steps per second.
+        sample_efficiency: measured relative sample efficiency of its minibatch, 1 where flat.
+        stages: what the prediction is made of.
+        rejected_because: why it may not run, or ``None``.
+    """
+
+    scheme: str
+    placement: Placement
+    iteration_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+    env_steps_per_s: float = 0.0
+    sample_efficiency: float = 1.0
+    stages: tuple[Stage, ...] = ()
+    rejected_because: str | None = None
+
+    @property
+    def score(self) -> float:
+        """What candidates are ranked by: env steps per second x relative sample efficiency."""
+        return self.env_steps_per_s * self.sample_efficiency
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of a candidate in a plan's list."""
+        return {
+            "scheme": self.scheme,
+            "placement": self.placement.to_json(),
+            "env_steps_per_s": self.env_steps_per_s,
+            "iteration_s": self.iteration_s,
+            "rejected_because": self.rejected_because,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """A change of one parameter at which another scheme becomes the fastest.
+
+    Attributes:
+        parameter: what is changed.
+        from_value: its value in the workload.
+        to_value: the nearest value at which the choice changes.
+        scheme_from: the scheme chosen now.
+        scheme_to: the scheme chosen there.
+    """
+
+    parameter: str
+    from_value: float
+    to_value: float
+    scheme_from: str
+    scheme_to: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of a flip in a plan's list."""
+        return {
+            "parameter": self.parameter,
+            "from": self.from_value,
+            "to": self.to_value,
+            "scheme_from": self.scheme_from,
+            "scheme_to": self.scheme_to,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chosen placement and everything the choice was made from.
+
+    Attributes:
+        workload: what is to be done.
+        fingerprint: of the machine the calibration belongs to.
+        chosen: the candidate to run.
+        candidates: the best of every scheme first, then the others, rejected ones last.
+        runner_up: the best candidate of another scheme, or of another placement where there is
+            only one scheme; ``None`` where nothing else is possible.
+        margin_fraction: how much faster the choice is than the runner-up.
+        is_close: whether the margin is inside the model's own error.
+        bottleneck: the stage whose time bounds the iteration.
+        flips: what would change the choice.
+        changes_learning: settings that differ from the user's and may change what is learned.
+        reasons: the choice in sentences.
+        origin: ``measured``, or ``modelled`` where the calibration was derived.
+    """
+
+    workload: Workload
+    fingerprint: str
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    runner_up: Candidate | None
+    margin_fraction: float
+    is_close: bool
+    bottleneck: str
+    flips: tuple[Flip, ...]
+    changes_learning: tuple[str, ...]
+    reasons: tuple[str, ...]
+    origin: str = "measured"
+
+    @property
+    def scheme(self) -> str:
+        """The chosen scheme."""
+        return self.chosen.scheme
+
+    @property
+    def placement(self) -> Placement:
+        """The chosen placement."""
+        return self.chosen.placement
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as ``autoplace plan --json`` prints it."""
+        chosen = self.chosen
+        return {
+            "env": self.workload.env.id,
+            "scheme": chosen.scheme,
+            "placement": chosen.placement.to_json(),
+            "env_steps_per_s": chosen.env_steps_per_s,
+            "iteration_s": chosen.iteration_s,
+            "stages": [stage.to_json() for stage in chosen.stages],
+            "bottleneck": self.bottleneck,
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "runner_up": self.runner_up.to_json() if self.runner_up is not None else None,
+            "margin_fraction": self.margin_fraction,
+            "is_close": self.is_close,
+            "flips": [flip.to_json() for flip in self.flips],
+            "changes_learning": list(self.changes_learning),
+            "reasons": list(self.reasons),
+            "fingerprint": self.fingerprint,
+            "origin": self.origin,
+        }
+
+    def explain(self) -> str:
+        """Why this plan: the stages, the bottleneck, the runner-up, what would flip it."""
+        from autoplace.planner.explain import explain_plan  # a sibling that reads this file's types
+
+        return explain_plan(self)

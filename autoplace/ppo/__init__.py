@@ -1,0 +1,1 @@
+"""PPO itself: tensors in, tensors out, on whatever device they are."""

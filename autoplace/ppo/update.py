@@ -1,0 +1,191 @@
+"""Gradient steps: everything that happens between one rollout and the next policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autoplace.errors import RunFault
+from autoplace.ppo.batch import Batch
+from autoplace.ppo.distribution import entropy as mean_entropy
+from autoplace.ppo.distribution import log_prob
+from autoplace.ppo.loss import approximate_kl, clip_fraction, ppo_loss, standardize
+from autoplace.ppo.network import ActorCritic
+from autoplace.workload import Hyperparameters, minibatch_sizes
+
+ADAM_EPS = 1e-5  # as in the original PPO code; Adam's default of 1e-8 learns less stably
+
+
+class NonFiniteUpdate(RunFault):
+    """A loss or gradient that became NaN or infinite, found before the weights are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStats:
+    """Means over the minibatches of the last epoch: where the update ended up.
+
+    Attributes:
+        policy_loss: clipped surrogate, to be minimised.
+        value_loss: mean squared error of the values.
+        entropy: of the policy, nats.
+        approx_kl: estimated KL divergence from the policy that acted.
+        clip_fraction: share of samples whose probability ratio left the clip range.
+        grad_norm: gradient norm before clipping.
+        learning_rate: Adam's step size in this update.
+        num_minibatches: gradient steps taken, over all epochs.
+    """
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    approx_kl: float
+    clip_fraction: float
+    grad_norm: float
+    learning_rate: float
+    num_minibatches: int
+
+
+class Updater:
+    """The optimiser and the gradient steps of one network, on whatever device it is.
+
+    Gradients live in one flat buffer beside the network's parameters, so that clipping is one norm
+    and Adam sees one parameter; element by element both compute what they would for separate ones.
+    """
+
+    def __init__(
+        self, network: ActorCritic, hyperparameters: Hyperparameters, *, minibatch_rows: int
+    ) -> None:
+        self.network = network
+        self.hyperparameters = hyperparameters
+        self.minibatch_rows = minibatch_rows
+        weights = network.flat[: network.num_trainable]
+        self._flat = torch.nn.Parameter(weights)
+        self._gradient = torch.zeros_like(weights)
+        self._flat.grad = self._gradient
+        self._bind_gradients()
+        self._metrics = torch.zeros(6, device=weights.device)
+        self._optimizer = make_adam(self._flat, hyperparameters.learning_rate)
+
+    def _bind_gradients(self) -> None:
+        """Make each parameter's gradient a view of the flat one, at the parameter's own place."""
+        origin = self._flat.storage_offset()
+        for parameter in self.network.parameters():
+            start = parameter.storage_offset() - origin
+            view = self._gradient[start : start + parameter.numel()]
+            parameter.grad = view.view(parameter.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each minibatch of one epoch."""
+        return minibatch_sizes(self.hyperparameters.rollout_rows, self.minibatch_rows)
+
+    def minibatch_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
+        """One gradient step on the rows ``index`` (int64 ``[B]``). Never waits for the device.
+
+        Args:
+            batch: the whole rollout.
+            index: rows of the minibatch.
+            measure: whether its loss terms are added to the metrics.
+        """
+        hyper, network = self.hyperparameters, self.network
+        rows = batch.rows.index_select(0, index)
+        observations, actions, old_log_probs, advantages, returns = batch.split(rows)
+        if hyper.normalize_advantages:
+            advantages = standardize(advantages)
+        outputs = network.policy(observations)
+        entropy = mean_entropy(outputs, network.log_std) if hyper.entropy_coef else None
+        loss = ppo_loss(
+            log_prob(outputs, network.log_std, actions),
+            old_log_probs,
+            advantages,
+            network.value(observations),
+            returns,
+            entropy,
+            clip_range=hyper.clip_range,
+            value_coef=hyper.value_coef,
+            entropy_coef=hyper.entropy_coef,
+        )
+        self._gradient.zero_()
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        norm = torch.linalg.vector_norm(self._gradient)
+        self._gradient.mul_((hyper.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._optimizer.step()
+        if measure:
+            with torch.no_grad():
+                if entropy is None:
+                    entropy = mean_entropy(outputs, network.log_std)
+                kl = approximate_kl(loss.ratio, loss.log_ratio)
+                clipped = clip_fraction(loss.ratio, hyper.clip_range)
+                self._metrics += torch.stack((loss.policy, loss.value, entropy, kl, clipped, norm))
+
+    def update(
+        self, batch: Batch, permutations: Sequence[Tensor], *, learning_rate: float, iteration: int
+    ) -> UpdateStats:
+        """All epochs over one rollout, then one look at the numbers.
+
+        Args:
+            batch: the whole rollout.
+            permutations: int64 ``[R]`` on the network's device, one per epoch.
+            learning_rate: Adam's step size.
+            iteration: for the message where something became non-finite.
+
+        Raises:
+            NonFiniteUpdate: a loss or a gradient was NaN or infinite. The network's weights are
+                spoilt then and must not be used.
+        """
+        sizes = self.sizes
+        self.set_learning_rate(learning_rate)
+        self._metrics.zero_()
+        for epoch, permutation in enumerate(permutations):
+            measure = epoch == len(permutations) - 1
+            for index in torch.split(permutation, sizes):
+                self.minibatch_step(batch, index, measure=measure)
+        # A NaN in any gradient stays in the weights, so their sum tells for all minibatches.
+        seen = torch.cat((self._metrics / len(sizes), self._flat.detach().sum().unsqueeze(0)))
+        policy, value, entropy, kl, clipped, norm, weights = seen.tolist()
+        if not math.isfinite(weights) or not math.isfinite(policy + value + norm):
+            raise NonFiniteUpdate(
+                f"the loss of iteration {iteration} is not finite (policy {policy:.3g}, value "
+                f"{value:.3g}, gradient norm {norm:.3g}): lower --learning-rate, or look at the "
+                "environment's rewards; the last checkpoint is untouched"
+            )
+        return UpdateStats(
+            policy_loss=policy,
+            value_loss=value,
+            entropy=entropy,
+            approx_kl=kl,
+            clip_fraction=clipped,
+            grad_norm=norm,
+            learning_rate=learning_rate,
+            num_minibatches=len(sizes) * len(permutations),
+        )
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use ``learning_rate`` from the next gradient step on."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Adam's moments and step count; empty before the first gradient step."""
+        return dict(self._optimizer.state[self._flat])
+
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of :meth:`optimizer_state`, from tensors on this network's device."""
+        self._optimizer.state[self._flat] = dict(state)
+
+
+def make_adam(parameter: torch.nn.Parameter, learning_rate: float) -> torch.optim.Adam:
+    """Adam in one kernel where torch has that for the device, else its plain form."""
+    try:
+        return torch.optim.Adam([parameter], lr=learning_rate, eps=ADAM_EPS, fused=True)
+    except RuntimeError:  # torch names the devices that it has a fused kernel for
+        return torch.optim.Adam([parameter], lr=learning_rate, eps=ADAM_EPS)
+
+
+def draw_permutations(num_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
+    """Host int64 ``[epochs, num_rows]``: the order of rows in each epoch."""
+    return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(epochs)])

@@ -1,0 +1,469 @@
+"""Where calibrations, plans and run folders are kept, and how they are read back.
+
+No other file of the package knows a path in the data folder or in a run folder. Nothing is created
+or looked up when this module is imported, and torch is not needed: a checkpoint is bytes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import getpass
+import logging
+import math
+import os
+import re
+import tempfile
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from autoplace.errors import CalibrationFault, RunFault
+from autoplace.files import (
+    Content,
+    FileLock,
+    cannot_write,
+    one_line,
+    read_json_object,
+    remove_temporaries,
+    replace,
+    write_bytes_atomic,
+    write_json_atomic,
+)
+from autoplace.machine import Machine, detect_machine
+from autoplace.measurement import SCHEMA_VERSION, Calibration, Measurement
+
+__all__ = [
+    "RunDir",
+    "calibration_path",
+    "create_run_dir",
+    "data_dir",
+    "latest_checkpoint",
+    "load_calibration",
+    "merge_calibration",
+    "read_calibration",
+    "read_json_object",
+    "redact",
+    "resume_run_dir",
+    "save_calibration",
+    "stored_calibration",
+    "write_bytes_atomic",
+    "write_json_atomic",
+]
+
+log = logging.getLogger(__name__)
+
+_LOCK_WAIT_S = 30.0
+_RECALIBRATE = "run autoplace calibrate"
+
+
+# --------------------------------------------------------------------------------------------------
+# The data folder
+
+
+def data_dir() -> Path:
+    """The folder of everything that is kept.
+
+    ``AUTOPLACE_HOME``, else the platform's folder for user data. Where that cannot be written (no
+    home, a read-only one), a folder of this user's among the temporary files, with one warning.
+    """
+    wanted = _wanted_dir()
+    if wanted is not None and _is_writable(wanted):
+        return wanted
+    return _fallback_dir(wanted)
+
+
+def _wanted_dir() -> Path | None:
+    """The folder that was asked for, ``None`` where there is no home to put it in."""
+    named = os.environ.get("AUTOPLACE_HOME", "")
+    if named.strip():
+        return Path(os.path.expanduser(named)).absolute()
+    folder = Path(platformdirs.user_data_dir("autoplace", appauthor=False))
+    home = Path(os.path.expanduser("~"))
+    # A home that does not exist means "none" (system users have /nonexistent): it is not made.
+    homeless = not home.is_absolute() or (home in folder.parents and not home.is_dir())
+    return None if homeless else folder
+
+
+@functools.cache
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+@functools.cache
+def _fallback_dir(wanted: Path | None) -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    try:
+        folder = Path(tempfile.gettempdir()) / f"autoplace-{user}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if hasattr(os, "getuid") and folder.lstat().st_uid != user:  # somebody else's name for it
+            folder = Path(tempfile.mkdtemp(prefix="autoplace-"))
+    except OSError as error:
+        raise RunFault(
+            f"no folder can be written, not even for temporary files ({error.strerror or error}): "
+            "set AUTOPLACE_HOME to one that can"
+        ) from error
+    log.warning(
+        "%s cannot be written: using %s, which may not outlive a restart; "
+        "set AUTOPLACE_HOME to a folder that can",
+        wanted if wanted is not None else "the home folder",
+        folder,
+    )
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------
+# Calibrations
+
+# Schema versions of a calibration file. An old file is brought up to date one version at a time,
+# by the entry of _UPGRADES for the version it has; a test reads a file of every version.
+#   1  the first
+_UPGRADES: dict[int, typing.Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+def calibration_path(machine: Machine) -> Path:
+    """The file that a calibration of ``machine`` is saved to."""
+    return data_dir() / "calibrations" / f"{machine.key}.json"
+
+
+def save_calibration(calibration: Calibration, path: Path | None = None) -> Path:
+    """Save a calibration as its machine's stored one, or to ``path``; returns the file."""
+    if path is not None:
+        write_json_atomic(path, calibration.to_json(), fault=CalibrationFault)
+        return path
+    path = calibration_path(calibration.machine)
+    with _locked(path):
+        write_json_atomic(path, calibration.to_json(), fault=CalibrationFault)
+    return path
+
+
+def read_calibration(path: Path) -> Calibration:
+    """The calibration in a file, of whatever machine it is.
+
+    Raises:
+        CalibrationFault: it is missing, cut off, damaged, or of a newer version.
+    """
+    remedy = f"{_RECALIBRATE} to replace it, or choose another with --calibration"
+    data = read_json_object(path, "calibration", fault=CalibrationFault, remedy=remedy)
+    version = data.get("schema_version")
+    if type(version) is not int or version < 1:
+        raise CalibrationFault(f"calibration {path} has no schema_version: {remedy}")
+    if version > SCHEMA_VERSION:
+        raise CalibrationFault(
+            f"calibration {path} is of schema version {version}, this autoplace reads up to "
+            f"{SCHEMA_VERSION}: upgrade autoplace, or {_RECALIBRATE} to replace it"
+        )
+    try:
+        for old in range(version, SCHEMA_VERSION):
+            data = _UPGRADES[old](data)
+        calibration = Calibration.from_json(data)
+        problem = _type_problem(calibration, Calibration) or _time_problem(calibration)
+    except KeyError as error:
+        problem = f"{error} is missing"
+    except (TypeError, ValueError, AttributeError, AssertionError) as error:
+        problem = one_line(error) or type(error).__name__
+    if problem:
+        raise CalibrationFault(f"calibration {path} is not one ({problem}): {remedy}")
+    return calibration
+
+
+def load_calibration(path: Path | None = None) -> Calibration:
+    """This machine's stored calibration, or the one in ``path``, which may be of another machine.
+
+    Raises:
+        CalibrationFault: there is none, or it no longer holds; the message says why.
+    """
+    if path is not None:
+        return read_calibration(Path(path))
+    calibration, reason = stored_calibration(detect_machine(accelerators=False))
+    if calibration is None:
+        raise CalibrationFault(reason)
+    return calibration
+
+
+def stored_calibration(machine: Machine) -> tuple[Calibration | None, str | None]:
+    """The stored calibration of ``machine``, or ``None`` and one line on why none can be used.
+
+    A damaged file counts as none. Accelerators, BLAS and driver are compared where ``machine``
+    knows them.
+    """
+    path = _stored_path(machine)
+    if not path.exists():
+        return None, f"this machine has no calibration yet: {_RECALIBRATE}"
+    try:
+        calibration = read_calibration(path)
+    except CalibrationFault as fault:
+        return None, str(fault)
+    if changes := machine.changes_since(calibration.machine):
+        shown = "; ".join(changes[:3]) + (f"; {len(changes) - 3} more" if changes[3:] else "")
+        return None, f"calibration {path} no longer holds ({shown}): {_RECALIBRATE}"
+    return calibration, None
+
+
+def merge_calibration(machine: Machine, measurements: Iterable[Measurement]) -> Calibration:
+    """Add measurements to the stored calibration of ``machine`` and return the whole.
+
+    Each replaces an older one of the same task. Several processes may do so at once. Where nothing
+    usable is stored, a calibration of just these is begun.
+
+    Raises:
+        CalibrationFault: what is stored was measured under other conditions, or cannot be written.
+    """
+    path = calibration_path(machine)
+    with _locked(path):
+        source = _stored_path(machine)
+        try:
+            stored = read_calibration(source) if source.exists() else None
+        except CalibrationFault as fault:
+            log.warning("%s", fault)
+            stored = None
+        if stored is None:
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            stored = Calibration(machine=machine, measurements=(), created=now)
+        elif changes := machine.changes_since(stored.machine):
+            raise CalibrationFault(
+                f"calibration {source} no longer holds ({changes[0]}): {_RECALIBRATE}"
+            )
+        merged = stored.with_measurements(measurements)
+        write_json_atomic(path, merged.to_json(), fault=CalibrationFault)
+    return merged
+
+
+def redact(calibration: Calibration) -> Calibration:
+    """A copy without the UUIDs of the accelerators, to be published."""
+    machine = calibration.machine
+    renamed = {
+        card.uuid: f"redacted-{index}"
+        for index, card in enumerate(machine.accelerators)
+        if card.uuid
+    }
+
+    def clean(text: str) -> str:
+        for uuid, name in renamed.items():
+            text = text.replace(uuid, name)
+        return text
+
+    cards = tuple(
+        dataclasses.replace(card, uuid=renamed.get(card.uuid, ""), reason=clean(card.reason))
+        for card in machine.accelerators
+    )
+    return dataclasses.replace(
+        calibration,
+        machine=dataclasses.replace(machine, accelerators=cards),
+        warnings=tuple(map(clean, calibration.warnings)),
+    )
+
+
+def _stored_path(machine: Machine) -> Path:
+    """The file to read: a read-only home may hold one although saving goes elsewhere."""
+    path = calibration_path(machine)
+    wanted = _wanted_dir()
+    if path.exists() or wanted is None:
+        return path
+    return wanted / "calibrations" / path.name
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a calibration between its reading and its writing."""
+    lock_path = path.with_suffix(".lock")
+    lock = FileLock(lock_path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        taken = lock.acquire(wait_s=_LOCK_WAIT_S)
+    except OSError as error:
+        raise cannot_write(lock_path, error, CalibrationFault) from error
+    if not taken:
+        raise CalibrationFault(
+            f"process {lock.holder()} has kept {lock_path} locked for {_LOCK_WAIT_S:g} s: "
+            "end it and try again"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _time_problem(calibration: Calibration) -> str:
+    for measurement in calibration.measurements:
+        times = measurement.times_s
+        if not times or not all(t > 0 and math.isfinite(t) for t in times):
+            return f"the times of a {measurement.task.op} are not positive numbers"
+    return ""
+
+
+def _type_problem(value: object, hint: Any) -> str:  # noqa: ANN401 - a type hint has no type
+    """Why ``value``, made from JSON, is not of the type that ``hint`` says; "" where it is."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        problems = [_type_problem(value, option) for option in arguments]
+        return "" if "" in problems else problems[0]
+    if origin is tuple and isinstance(value, tuple):
+        if arguments[1:] == (...,):
+            arguments = arguments[:1] * len(value)
+        if len(value) != len(arguments):
+            return f"{value!r} has {len(value)} entries, not {len(arguments)}"
+        pairs = zip(value, arguments, strict=True)
+        return next((problem for pair in pairs if (problem := _type_problem(*pair))), "")
+    if dataclasses.is_dataclass(hint) and isinstance(value, hint):  # type: ignore[arg-type]
+        for name, field_hint in _field_hints(type(value)).items():
+            if problem := _type_problem(getattr(value, name), field_hint):
+                return problem if problem.startswith("the ") else f"the {name} {problem}"
+        return ""
+    accepted = (int, float) if hint is float else origin or hint
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        return f"{one_line(repr(value))} is not a {getattr(hint, '__name__', hint)}"
+    return ""
+
+
+@functools.cache
+def _field_hints(cls: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Run folders
+
+# Newest first. "next" exists only where a save was interrupted after it was whole.
+_CHECKPOINTS = ("checkpoint-next.pt", "checkpoint-latest.pt", "checkpoint-previous.pt")
+
+
+class RunDir:
+    """A run folder that this process alone may write to, until :meth:`close` or its end."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the folder, which exists.
+
+        Raises:
+            RunFault: another training has it, or it cannot be written.
+        """
+        self.path = path
+        self._lock = FileLock(path / ".lock")
+        try:
+            taken = self._lock.acquire()
+        except OSError as error:
+            raise cannot_write(path, error, RunFault) from error
+        if not taken:
+            raise RunFault(
+                f"process {self._lock.holder()} is training into {path}: "
+                "wait for it to end or choose another --run-dir"
+            )
+        remove_temporaries(path)
+
+    @property
+    def config_path(self) -> Path:
+        """Where the settings of the run are kept."""
+        return self.path / "config.json"
+
+    @property
+    def plan_path(self) -> Path:
+        """Where the plan that it follows is kept."""
+        return self.path / "plan.json"
+
+    @property
+    def result_path(self) -> Path:
+        """Where what happened is kept."""
+        return self.path / "result.json"
+
+    def save_checkpoint(self, content: Content) -> Path:
+        """Save a checkpoint and keep the one before it; returns the file.
+
+        At every moment in between, at least one whole checkpoint exists.
+
+        Args:
+            content: the bytes, or a function that writes them to the open file it is given.
+        """
+        new, latest, previous = (self.path / name for name in _CHECKPOINTS)
+        write_bytes_atomic(new, content)
+        try:
+            if latest.exists():
+                replace(latest, previous)
+            replace(new, latest)
+        except OSError as error:
+            raise cannot_write(latest, error, RunFault) from error
+        return latest
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._lock.release()
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def create_run_dir(
+    path: Path | None = None, *, env_id: str, seed: int, home: Path | None = None
+) -> RunDir:
+    """Make a folder for a new run and take it.
+
+    Args:
+        path: the folder; where not given, a new one below ``home`` named after the rest.
+        env_id: the environment that is trained on.
+        seed: the seed of the run.
+        home: the data folder, :func:`data_dir` where not given.
+
+    Raises:
+        RunFault: it cannot be made, another training has it, or it holds a finished run's
+            checkpoints, which are never overwritten.
+    """
+    if path is None:
+        return RunDir(_new_folder((home or data_dir()) / "runs", env_id, seed))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error, RunFault) from error
+    run_dir = RunDir(path)
+    if latest_checkpoint(path):
+        run_dir.close()
+        raise RunFault(
+            f"{path} holds the checkpoints of an earlier run: "
+            "go on with it by --resume or choose another --run-dir"
+        )
+    return run_dir
+
+
+def resume_run_dir(path: Path) -> RunDir:
+    """Take the folder of an earlier run to go on with it.
+
+    Raises:
+        RunFault: there is no checkpoint in it, or another training has it.
+    """
+    if not latest_checkpoint(path):
+        raise RunFault(f"{path} holds no checkpoint to resume from: train without --resume")
+    return RunDir(path)
+
+
+def latest_checkpoint(run_dir: Path) -> tuple[Path, ...]:
+    """The checkpoints of a run, the newest first, for whoever loads to try in turn."""
+    files = (run_dir / name for name in _CHECKPOINTS)
+    return tuple(file for file in files if file.is_file() and file.stat().st_size > 0)
+
+
+def _new_folder(runs: Path, env_id: str, seed: int) -> Path:
+    slug = re.sub(r"[^\w.-]+", "-", env_id).strip("-.")[-60:] or "run"
+    name = f"{slug}-seed{seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
+            folder = runs / f"{name}{suffix}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise cannot_write(runs / name, error, RunFault) from error
+    raise RunFault(f"{runs} holds a thousand runs named {name}: choose a --run-dir")

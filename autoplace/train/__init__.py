@@ -1,0 +1,1 @@
+"""Running a plan: placement without algorithm."""
