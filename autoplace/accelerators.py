@@ -41,7 +41,7 @@ class Accelerator:
         uuid: identity that does not depend on the order in which devices are visible.
         memory_bytes: its total memory, 0 where torch cannot tell.
         usable: whether a small real kernel ran on it.
-        reason: why it is not usable, "" otherwise.
+        reason: why it is not usable, ``None`` where it is.
     """
 
     device: str
@@ -49,7 +49,7 @@ class Accelerator:
     uuid: str
     memory_bytes: int
     usable: bool
-    reason: str = ""
+    reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
@@ -141,7 +141,8 @@ def _describe(name: str) -> dict[str, Any]:
     properties = get_properties(torch.device(name)) if get_properties is not None else None
     label = getattr(properties, "name", None)
     if label is None and kind == "mps":
-        label = torch.backends.mps.get_name()
+        get_name = getattr(torch.backends.mps, "get_name", None)  # not in every torch
+        label = get_name() if get_name is not None else "Apple GPU"
     label = str(label or f"{kind} device")
     memory = getattr(properties, "total_memory", None)
     if memory is None:
@@ -179,7 +180,7 @@ def _check_here(name: str, probe: Probe) -> Accelerator:
             device=name, usable=False, reason=_explain(error, name), **_unknown(name)
         )
     reason = probe(name)
-    return Accelerator(device=name, usable=not reason, reason=reason, **facts)
+    return Accelerator(device=name, usable=not reason, reason=reason or None, **facts)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def _check_in_child(name: str, deadline_s: float) -> Accelerator:
     elif reason is None:
         last = [line.strip() for line in errors.splitlines() if line.strip()][-1:]
         reason = last[0] if last else f"checking it ended with exit status {child.returncode}"
-    return Accelerator(device=name, usable=not reason, reason=reason, **facts)
+    return Accelerator(device=name, usable=not reason, reason=reason or None, **facts)
 
 
 def _text(output: str | bytes | None) -> str:

@@ -68,6 +68,11 @@ class Cost:
     high_s: float
     source: str
 
+    @property
+    def standard_error_s(self) -> float:
+        """Half of the interval in logarithms, as one standard error in seconds."""
+        return self.seconds * math.log(self.high_s / self.low_s) / (2 * Z90)
+
 
 # --------------------------------------------------------------------------------------------------
 # Primitives: one line of physics each
@@ -614,7 +619,12 @@ def _median_left_out(gp: GaussianProcessRegressor) -> float:
 
 def _cost(seconds: float, error: float, source: str) -> Cost:
     stretch = math.exp(Z90 * error)
-    return Cost(seconds=seconds, low_s=seconds / stretch, high_s=seconds * stretch, source=source)
+    return Cost(
+        seconds=float(seconds),
+        low_s=float(seconds / stretch),
+        high_s=float(seconds * stretch),
+        source=source,
+    )
 
 
 def fit_cost_model(calibration: Calibration) -> CostModel:

@@ -11,7 +11,6 @@ virtual one in its place and know the truth to the nanosecond.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -19,9 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from autoplace.errors import DeviceFault, UsageError
-
-CPU = "cpu"
+from autoplace.device_names import CPU, canonical_device, is_accelerator
+from autoplace.errors import DeviceFault
 
 
 class Clock(Protocol):
@@ -78,35 +76,6 @@ def use_clock(clock: Clock | None) -> Iterator[None]:
 # Names
 
 
-def canonical_device(name: str) -> str:
-    """The one spelling of a device name: ``cpu``, or ``type:index`` in lower case.
-
-    ``cuda``, ``CUDA:0`` and ``gpu`` all mean the first device of their type; ``auto`` is for the
-    planner and not accepted here.
-
-    Raises:
-        UsageError: the name is not that of a device.
-    """
-    text = name.strip().lower()
-    match = re.fullmatch(r"([a-z][a-z0-9_]*)(?::(\d+))?", text)
-    if match is None or text.startswith("auto"):
-        raise UsageError(f"a device is cpu, cuda[:i], mps or xpu[:i], got {name!r}: name one")
-    kind, index = match.group(1), int(match.group(2) or 0)
-    if kind == CPU:
-        return CPU
-    if kind == "gpu":
-        kind = accelerator_type() or "cuda"
-    known = {"cuda", "mps", "xpu", accelerator_type()}
-    if kind not in known:
-        raise UsageError(f"a device is cpu, cuda[:i], mps or xpu[:i], got {name!r}: name one")
-    return f"{kind}:{index}"
-
-
-def is_accelerator(device: str) -> bool:
-    """Whether work on ``device`` leaves the CPU."""
-    return not device.startswith(CPU)
-
-
 def accelerator_type() -> str | None:
     """The type of accelerator that this build of torch sees, or ``None``. Makes no context."""
     if not torch.accelerator.is_available():
@@ -130,7 +99,7 @@ def require_device(name: str) -> str:
         UsageError: the name is not that of a device.
         DeviceFault: there is no such device on this machine.
     """
-    device = canonical_device(name)
+    device = canonical_device(name, accelerator_devices())
     if is_accelerator(device) and device not in accelerator_devices():
         found = ", ".join((CPU, *accelerator_devices()))
         raise DeviceFault(f"device {device} is not on this machine, which has {found}: name one")

@@ -9,7 +9,9 @@ are accepted.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import json
 import logging
 import os
@@ -17,6 +19,8 @@ import secrets
 import shutil
 import sys
 import time
+import types
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,12 +88,13 @@ def replace(source: Path, target: Path) -> None:
             if sys.platform != "win32" or attempt == 19:
                 raise
             time.sleep(0.05)
-    with contextlib.suppress(OSError, AttributeError):  # Windows has neither the need nor the call
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    if sys.platform != "win32":  # where folders cannot be opened
+        with contextlib.suppress(OSError):
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -182,6 +187,36 @@ def read_json_object(
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def type_problem(value: object, hint: Any) -> str:  # noqa: ANN401 - a type hint has no type
+    """Why ``value``, made from JSON, is not of the type that ``hint`` says; "" where it is."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        problems = [type_problem(value, option) for option in arguments]
+        return "" if "" in problems else problems[0]
+    if origin is tuple and isinstance(value, tuple):
+        if arguments[1:] == (...,):
+            arguments = arguments[:1] * len(value)
+        if len(value) != len(arguments):
+            return f"{value!r} has {len(value)} entries, not {len(arguments)}"
+        pairs = zip(value, arguments, strict=True)
+        return next((problem for pair in pairs if (problem := type_problem(*pair))), "")
+    if dataclasses.is_dataclass(hint) and isinstance(value, hint):  # type: ignore[arg-type]
+        for name, field_hint in _field_hints(type(value)).items():
+            if problem := type_problem(getattr(value, name), field_hint):
+                return problem if problem.startswith("the ") else f"the {name} {problem}"
+        return ""
+    accepted = (int, float) if hint is float else origin or hint
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        return f"{one_line(repr(value))} is not a {getattr(hint, '__name__', hint)}"
+    return ""
+
+
+@functools.cache
+def _field_hints(cls: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ def detect_machine(
 
 def _affinity() -> Collection[int]:
     if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
+        return set(os.sched_getaffinity(0))
     import psutil
 
     process = psutil.Process()

@@ -15,9 +15,7 @@ import math
 import os
 import re
 import tempfile
-import types
-import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from autoplace.files import (
     read_json_object,
     remove_temporaries,
     replace,
+    type_problem,
     write_bytes_atomic,
     write_json_atomic,
 )
@@ -49,9 +48,13 @@ __all__ = [
     "merge_calibration",
     "read_calibration",
     "read_json_object",
+    "read_plan",
+    "read_run_config",
+    "read_run_plan",
     "redact",
     "resume_run_dir",
     "save_calibration",
+    "save_plan",
     "stored_calibration",
     "write_bytes_atomic",
     "write_json_atomic",
@@ -61,6 +64,7 @@ log = logging.getLogger(__name__)
 
 _LOCK_WAIT_S = 30.0
 _RECALIBRATE = "run autoplace calibrate"
+_OTHER_RUN = "name the folder of a run that autoplace train made"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -84,7 +88,10 @@ def _wanted_dir() -> Path | None:
     named = os.environ.get("AUTOPLACE_HOME", "")
     if named.strip():
         return Path(os.path.expanduser(named)).absolute()
-    folder = Path(platformdirs.user_data_dir("autoplace", appauthor=False))
+    try:
+        folder = Path(platformdirs.user_data_dir("autoplace", appauthor=False))
+    except RuntimeError:  # no home is known at all
+        return None
     home = Path(os.path.expanduser("~"))
     # A home that does not exist means "none" (system users have /nonexistent): it is not made.
     homeless = not home.is_absolute() or (home in folder.parents and not home.is_dir())
@@ -129,7 +136,7 @@ def _fallback_dir(wanted: Path | None) -> Path:
 # Schema versions of a calibration file. An old file is brought up to date one version at a time,
 # by the entry of _UPGRADES for the version it has; a test reads a file of every version.
 #   1  the first
-_UPGRADES: dict[int, typing.Callable[[dict[str, Any]], dict[str, Any]]] = {}
+_UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def calibration_path(machine: Machine) -> Path:
@@ -168,7 +175,7 @@ def read_calibration(path: Path) -> Calibration:
         for old in range(version, SCHEMA_VERSION):
             data = _UPGRADES[old](data)
         calibration = Calibration.from_json(data)
-        problem = _type_problem(calibration, Calibration) or _time_problem(calibration)
+        problem = type_problem(calibration, Calibration) or _time_problem(calibration)
     except KeyError as error:
         problem = f"{error} is missing"
     except (TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -255,7 +262,11 @@ def redact(calibration: Calibration) -> Calibration:
         return text
 
     cards = tuple(
-        dataclasses.replace(card, uuid=renamed.get(card.uuid, ""), reason=clean(card.reason))
+        dataclasses.replace(
+            card,
+            uuid=renamed.get(card.uuid, ""),
+            reason=None if card.reason is None else clean(card.reason),
+        )
         for card in machine.accelerators
     )
     return dataclasses.replace(
@@ -303,41 +314,45 @@ def _time_problem(calibration: Calibration) -> str:
     return ""
 
 
-def _type_problem(value: object, hint: Any) -> str:  # noqa: ANN401 - a type hint has no type
-    """Why ``value``, made from JSON, is not of the type that ``hint`` says; "" where it is."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        problems = [_type_problem(value, option) for option in arguments]
-        return "" if "" in problems else problems[0]
-    if origin is tuple and isinstance(value, tuple):
-        if arguments[1:] == (...,):
-            arguments = arguments[:1] * len(value)
-        if len(value) != len(arguments):
-            return f"{value!r} has {len(value)} entries, not {len(arguments)}"
-        pairs = zip(value, arguments, strict=True)
-        return next((problem for pair in pairs if (problem := _type_problem(*pair))), "")
-    if dataclasses.is_dataclass(hint) and isinstance(value, hint):  # type: ignore[arg-type]
-        for name, field_hint in _field_hints(type(value)).items():
-            if problem := _type_problem(getattr(value, name), field_hint):
-                return problem if problem.startswith("the ") else f"the {name} {problem}"
-        return ""
-    accepted = (int, float) if hint is float else origin or hint
-    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        return f"{one_line(repr(value))} is not a {getattr(hint, '__name__', hint)}"
-    return ""
-
-
-@functools.cache
-def _field_hints(cls: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
 # --------------------------------------------------------------------------------------------------
-# Run folders
+# Plans and run folders
+
+_CONFIG, _PLAN, _RESULT = "config.json", "plan.json", "result.json"
 
 # Newest first. "next" exists only where a save was interrupted after it was whole.
 _CHECKPOINTS = ("checkpoint-next.pt", "checkpoint-latest.pt", "checkpoint-previous.pt")
+
+
+def save_plan(path: Path, plan: dict[str, Any]) -> None:
+    """Save a plan's JSON object to a file."""
+    write_json_atomic(path, plan)
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """The JSON object of a plan in a file, as ``autoplace plan --json`` prints it.
+
+    Raises:
+        RunFault: it is missing, cut off or damaged.
+    """
+    return read_json_object(path, "plan", remedy="make one with autoplace plan ENV --json")
+
+
+def read_run_plan(run_dir: Path) -> dict[str, Any]:
+    """The JSON object of the plan that a run follows.
+
+    Raises:
+        RunFault: there is none, or it is damaged.
+    """
+    return read_json_object(run_dir / _PLAN, "plan", remedy=_OTHER_RUN)
+
+
+def read_run_config(run_dir: Path) -> dict[str, Any]:
+    """The JSON object of a run's settings.
+
+    Raises:
+        RunFault: there is none, or it is damaged.
+    """
+    return read_json_object(run_dir / _CONFIG, "run configuration", remedy=_OTHER_RUN)
 
 
 class RunDir:
@@ -365,17 +380,17 @@ class RunDir:
     @property
     def config_path(self) -> Path:
         """Where the settings of the run are kept."""
-        return self.path / "config.json"
+        return self.path / _CONFIG
 
     @property
     def plan_path(self) -> Path:
         """Where the plan that it follows is kept."""
-        return self.path / "plan.json"
+        return self.path / _PLAN
 
     @property
     def result_path(self) -> Path:
         """Where what happened is kept."""
-        return self.path / "result.json"
+        return self.path / _RESULT
 
     def save_checkpoint(self, content: Content) -> Path:
         """Save a checkpoint and keep the one before it; returns the file.
@@ -455,7 +470,7 @@ def latest_checkpoint(run_dir: Path) -> tuple[Path, ...]:
 
 
 def _new_folder(runs: Path, env_id: str, seed: int) -> Path:
-    slug = re.sub(r"[^\w.-]+", "-", env_id).strip("-.")[-60:] or "run"
+    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", env_id).strip("-.")[-60:] or "run"
     name = f"{slug}-seed{seed}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         runs.mkdir(parents=True, exist_ok=True)

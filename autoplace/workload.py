@@ -215,6 +215,25 @@ class Workload:
         """Bytes of one observation as it crosses between host and device (float32)."""
         return FLOAT_BYTES * self.network.observation_size
 
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Workload:
+        """The inverse of :meth:`to_json`."""
+
+        def with_sizes(row: dict[str, Any]) -> dict[str, Any]:
+            return {**row, "hidden_sizes": tuple(row["hidden_sizes"])}
+
+        return cls(
+            env=EnvSpec(**data["env"]),
+            network=NetworkSpec(**with_sizes(data["network"])),
+            hyperparameters=Hyperparameters(**with_sizes(data["hyperparameters"])),
+            action_bytes=int(data["action_bytes"]),
+            episode_limit=data["episode_limit"],
+        )
+
     def replace(self, **changes: Any) -> Workload:  # noqa: ANN401 - forwards to dataclasses
         """A copy with hyperparameters (by name) or other fields changed."""
         own = {f.name for f in dataclasses.fields(self)}

@@ -7,13 +7,18 @@ well enough or the time is used up, whichever comes first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autoplace import device
 from autoplace.measurement import Measurement, Task
 
-MIN_SAMPLES = 3
+MIN_SAMPLES = 3  # before the time limit counts
+# When the error is looked at: after so many samples, then after half as many again, and so on.
+# Looking after every sample would stop just when a few of them happen to agree.
+MIN_SAMPLES_TO_JUDGE = 10
+JUDGE_GROWTH = 1.5
 MAX_SAMPLES = 200
 MIN_SAMPLE_S = 5e-4  # 1000 x the resolution of a clock that ticks every half microsecond
 TARGET_ERROR_FRACTION = 0.01  # standard error of the median
@@ -122,7 +127,7 @@ def run_probe(
         wanted = round(MIN_SAMPLE_S / max(per_call_s, 1e-9))
         series.calls = max(probe.min_calls, min(probe.max_calls, wanted))
         series.times_s = [[] for _ in probe.tasks]
-    taken = 0
+    taken, judge_at = 0, max(MIN_SAMPLES_TO_JUDGE, len(series.times_s[0]) + 1)
     while series.wants_more:
         for times, seconds in zip(series.times_s, probe.sample(series.calls), strict=True):
             # A part of a step can be too short for the clock to see; a time is above zero.
@@ -130,10 +135,12 @@ def run_probe(
         taken += 1
         if taken < min_samples:
             continue
-        if device.now() - start_s >= time_limit_s or (
-            taken >= 2 * min_samples and series.error_fraction <= target_error_fraction
-        ):
+        if device.now() - start_s >= time_limit_s:
             break
+        if len(series.times_s[0]) >= judge_at:
+            if series.error_fraction <= target_error_fraction:
+                break
+            judge_at = math.ceil(JUDGE_GROWTH * judge_at)
     return device.now() - start_s
 
 

@@ -8,8 +8,10 @@ from autoplace.units import format_percent, format_rate, format_seconds, signifi
 _SHOWN_CANDIDATES = 6
 
 
-def explain_plan(plan: Plan, *, every_candidate: bool = False) -> str:
-    """The whole explanation, at most 100 columns wide."""
+def explain_plan(plan: Plan, *, every_candidate: bool = False, brief: bool = False) -> str:
+    """The whole explanation, or in brief what is done and how clear the choice was."""
+    if brief:
+        return f"{_headline(plan)}\n{_placement(plan.placement)}\n{_verdict(plan)}\n"
     parts = [
         _headline(plan),
         _placement(plan.placement),

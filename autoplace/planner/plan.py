@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from autoplace.errors import UsageError
 from autoplace.workload import Workload
 
 STAGES = (
@@ -133,8 +134,16 @@ class Candidate:
             "placement": self.placement.to_json(),
             "env_steps_per_s": self.env_steps_per_s,
             "iteration_s": self.iteration_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "sample_efficiency": self.sample_efficiency,
             "rejected_because": self.rejected_because,
         }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], stages: tuple[Stage, ...] = ()) -> Candidate:
+        """The inverse of :meth:`to_json`, with ``stages`` where they are known."""
+        return cls(**{**row, "placement": Placement(**row["placement"]), "stages": stages})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +238,56 @@ class Plan:
             "reasons": list(self.reasons),
             "fingerprint": self.fingerprint,
             "origin": self.origin,
+            "workload": self.workload.to_json(),
         }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """The inverse of :meth:`to_json`; only the chosen candidate has stages."""
+        stages = tuple(Stage(**row) for row in data["stages"])
+        chosen, *others = data["candidates"]
+        runner_up = data["runner_up"]
+        return cls(
+            workload=Workload.from_json(data["workload"]),
+            fingerprint=data["fingerprint"],
+            chosen=Candidate.from_json(chosen, stages),
+            candidates=(
+                Candidate.from_json(chosen, stages),
+                *(Candidate.from_json(row) for row in others),
+            ),
+            runner_up=Candidate.from_json(runner_up) if runner_up is not None else None,
+            margin_fraction=data["margin_fraction"],
+            is_close=data["is_close"],
+            bottleneck=data["bottleneck"],
+            flips=tuple(
+                Flip(
+                    parameter=row["parameter"],
+                    from_value=row["from"],
+                    to_value=row["to"],
+                    scheme_from=row["scheme_from"],
+                    scheme_to=row["scheme_to"],
+                )
+                for row in data["flips"]
+            ),
+            changes_learning=tuple(data["changes_learning"]),
+            reasons=tuple(data["reasons"]),
+            origin=data["origin"],
+        )
+
+    @classmethod
+    def read(cls, data: dict[str, Any], where: str) -> Plan:
+        """A plan from JSON that may be none.
+
+        Raises:
+            UsageError: it is not a plan; the message names ``where`` it came from.
+        """
+        try:
+            return cls.from_json(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{where} is not a plan ({type(error).__name__}: {error}): "
+                "make one by `autoplace plan ENV --json`"
+            ) from error
 
     def explain(self) -> str:
         """Why this plan: the stages, the bottleneck, the runner-up, what would flip it."""

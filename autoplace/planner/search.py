@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
+from autoplace.device_names import canonical_device
 from autoplace.errors import CalibrationFault, UsageError
-from autoplace.measurement import Calibration
+from autoplace.measurement import Calibration, Task
 from autoplace.planner.memory import Limits, too_large
 from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage
 from autoplace.planner.schemes import SCHEMES, Axes, Key, Scheme, Span, Work
@@ -76,6 +77,8 @@ def make_plan(
         raise UsageError(f"--scheme is auto or one of {', '.join(names)}, got {scheme!r}: name one")
     model = model if model is not None else fit_cost_model(calibration)
     given = {name: value for name, value in (placement or {}).items() if value is not None}
+    if "device" in given:
+        given["device"] = _calibrated_device(str(given["device"]), model.devices)
     schemes = [entry for entry in SCHEMES if scheme in ("auto", entry.name)]
     search = _Search(calibration, model, schemes, max_policy_lag, limits, given)
     costed, rejected = search.rank(workload)
@@ -128,7 +131,7 @@ class _Search:
         self._max_policy_lag = max_policy_lag
         self._limits = limits
         self._given = given
-        self._costs: dict[object, Cost] = {}
+        self._costs: dict[Task, Cost] = {}
 
     def axes(self, workload: Workload) -> Axes:
         """The values that each part of a placement may take."""
@@ -220,31 +223,29 @@ class _Search:
             efficiency=minibatch_efficiency(placement.minibatch_rows) if free else 1.0,
         )
 
-    def _half_width_s(self, works: Sequence[Work]) -> float:
-        """Half the 90 % interval of several works together: tasks err independently, and all calls
-        of one task err alike."""
-        shares: dict[object, float] = {}
-        for work in works:
-            for task, calls in work.parts:
-                shares[task] = shares.get(task, 0.0) + calls
-        return math.sqrt(sum(self._task_half_width_s(t, n) ** 2 for t, n in shares.items()))
+    def _error_s(self, shares: Mapping[Task, float]) -> float:
+        """Standard error of several calls together, by task: tasks err independently, all calls of
+        one task err alike."""
+        return math.sqrt(
+            sum((n * self._costs[task].standard_error_s) ** 2 for task, n in shares.items())
+        )
 
-    def _task_half_width_s(self, task: object, calls: float) -> float:
-        cost = self._costs[task]
-        return calls * (cost.high_s - cost.low_s) / 2
+    def _interval_s(self, works: Sequence[Work], seconds: float) -> tuple[float, float]:
+        """The 90 % interval of works that take ``seconds`` together."""
+        if seconds <= 0:
+            return seconds, seconds
+        stretch = math.exp(Z90 * self._error_s(_shares(works)) / seconds)
+        return seconds / stretch, seconds * stretch
 
     def is_tie(self, first: _Costed, second: _Costed) -> bool:
         """Whether the model cannot tell two placements apart at 90 %.
 
         What both do alike errs alike and cancels; only the difference in calls counts.
         """
-        shares: dict[object, float] = {}
-        for costed, sign in ((first, 1.0), (second, -1.0)):
-            for work in costed.works:
-                for task, calls in work.parts:
-                    shares[task] = shares.get(task, 0.0) + sign * calls
-        width = math.sqrt(sum(self._task_half_width_s(t, n) ** 2 for t, n in shares.items()))
-        return abs(second.iteration_s - first.iteration_s) < width
+        shares = _shares(first.works)
+        for task, calls in _shares(second.works).items():
+            shares[task] = shares.get(task, 0.0) - calls
+        return abs(second.iteration_s - first.iteration_s) < Z90 * self._error_s(shares)
 
     def candidate(self, costed: _Costed) -> Candidate:
         """The candidate as plan data, with each stage's interval."""
@@ -256,8 +257,7 @@ class _Search:
                 low_s = high_s = span.total_s
                 calls, source = 1, "derived"
             else:
-                half_s = self._half_width_s([work])
-                low_s, high_s = max(span.total_s - half_s, 0.0), span.total_s + half_s
+                low_s, high_s = self._interval_s([work], span.total_s)
                 calls = work.calls
                 source = _least_certain(self._costs[task].source for task, _ in work.parts)
             stages.append(
@@ -272,13 +272,13 @@ class _Search:
                     source=source,
                 )
             )
-        half_s = self._half_width_s(costed.works)
+        low_s, high_s = self._interval_s(costed.works, costed.iteration_s)
         return Candidate(
             scheme=costed.scheme.name,
             placement=costed.placement,
             iteration_s=costed.iteration_s,
-            low_s=max(costed.iteration_s - half_s, 0.0),
-            high_s=costed.iteration_s + half_s,
+            low_s=low_s,
+            high_s=high_s,
             env_steps_per_s=costed.env_steps_per_s,
             sample_efficiency=costed.efficiency,
             stages=tuple(stages),
@@ -348,6 +348,16 @@ class _Search:
 
 # --------------------------------------------------------------------------------------------------
 # Choices
+
+
+def _calibrated_device(name: str, devices: Sequence[str]) -> str:
+    device = canonical_device(name, devices[1:])
+    if device not in devices:
+        raise UsageError(
+            f"--device is one that was calibrated ({', '.join(devices)}), got {name}: "
+            "name one of them, or run `autoplace calibrate` again"
+        )
+    return device
 
 
 def minibatch_choices(rollout_rows: int, given: int | None) -> tuple[int, ...]:
@@ -501,6 +511,15 @@ def _flip_parameters(
         return workload.replace(num_envs=count)
 
     yield "num_envs", float(hyper.num_envs), num_envs
+
+
+def _shares(works: Sequence[Work]) -> dict[Task, float]:
+    """How often each task runs in an iteration."""
+    shares: dict[Task, float] = {}
+    for work in works:
+        for task, calls in work.parts:
+            shares[task] = shares.get(task, 0.0) + calls
+    return shares
 
 
 def _least_certain(sources: Iterator[str]) -> str:

@@ -42,7 +42,7 @@ class Batch:
         """(observations, actions, log-probabilities, advantages, returns) of gathered rows."""
         spec = self.spec
         width = spec.action_size if spec.continuous else 1
-        observations, actions, rest = torch.split(rows, (spec.observation_size, width, 3), 1)
+        observations, actions, rest = torch.split(rows, [spec.observation_size, width, 3], 1)
         log_probs, advantage, returns = rest.unbind(1)
         if not spec.continuous:
             actions = actions.squeeze(1).long()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autoplace.device_names import CPU
 from autoplace.ppo.gae import scan_backward
 
 REWARD_CLAMP = 10.0
@@ -24,9 +25,13 @@ class RewardNormalizer:
             count. One tensor, on the learner's device, so that it is checkpointed as one.
     """
 
-    def __init__(self, *, num_envs: int, gamma: float) -> None:
+    def __init__(self, *, num_envs: int, gamma: float, device: str = CPU) -> None:
         self.gamma = gamma
-        self.state = torch.zeros(num_envs + 3)
+        self.state = torch.zeros(num_envs + 3, device=device)
+
+    def forget_episodes(self) -> None:
+        """Start from fresh episodes, keeping the statistics."""
+        self.state[:-3] = 0.0
 
     @torch.no_grad()
     def normalize(self, rewards: Tensor, ended: Tensor) -> Tensor:

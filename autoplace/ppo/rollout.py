@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autoplace import device as devices
+from autoplace.device_names import CPU, is_accelerator
 from autoplace.workload import FLOAT_BYTES, NetworkSpec
 
 _INDEX_BYTES = 8
@@ -37,15 +38,15 @@ class Rollout:
         *,
         rollout_steps: int,
         num_envs: int,
-        device: str = devices.CPU,
-        pinned_for: str = devices.CPU,
+        device: str = CPU,
+        pinned_for: str = CPU,
     ) -> None:
         """Allocate on ``device``; on the host, page-locked for copies to ``pinned_for``."""
         action_shape = (spec.action_size,) if spec.continuous else ()
         action_dtype = torch.float32 if spec.continuous else torch.int64
 
         def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-            if devices.is_accelerator(device):
+            if is_accelerator(device):
                 return torch.empty(shape, dtype=dtype, device=device)
             return devices.host_empty(shape, dtype, pinned_for=pinned_for)
 

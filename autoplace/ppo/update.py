@@ -137,7 +137,7 @@ class Updater:
             NonFiniteUpdate: a loss or a gradient was NaN or infinite. The network's weights are
                 spoilt then and must not be used.
         """
-        sizes = self.sizes
+        sizes = list(self.sizes)
         self.set_learning_rate(learning_rate)
         self._metrics.zero_()
         for epoch, permutation in enumerate(permutations):

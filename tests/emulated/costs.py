@@ -144,12 +144,14 @@ class OpInfo:
         name: its name without overload.
         is_free: whether it moves no data.
         is_view: whether its result shares its argument's memory.
+        is_composite: whether torch itself makes it up of other operations.
         tensors: the arguments that hold tensors.
     """
 
     name: str
     is_free: bool
     is_view: bool
+    is_composite: bool
     tensors: tuple[_TensorArgument, ...]
 
     def tensor_arguments(
@@ -193,7 +195,8 @@ def op_info(op: Any) -> OpInfo:
     )
     has_no_effect = not schema.returns and not modifies
     is_free = name in _FREE or is_view or has_no_effect or name.startswith("sym_")
-    return OpInfo(name, is_free, is_view, tensors)
+    is_composite = op._can_decompose()
+    return OpInfo(name, is_free, is_view, is_composite, tensors)
 
 
 def _is_written(argument: Any) -> bool:

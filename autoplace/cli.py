@@ -1,0 +1,653 @@
+"""The ``autoplace`` command. The only file that prints.
+
+Torch is imported inside the commands that need it, so that ``--help``, and ``plan`` on a stored
+calibration, answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from autoplace._version import __version__
+from autoplace.errors import AutoplaceError, UsageError
+
+if TYPE_CHECKING:
+    from autoplace.measure.calibrate import Progress
+    from autoplace.planner.plan import Plan
+    from autoplace.results import RunResult
+    from autoplace.train import Callback, IterationReport, RunStart
+    from autoplace.workload import Workload
+
+_INTERRUPTED = 130
+_DEFAULT_TOTAL_STEPS = 100_000
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Failure(click.ClickException):
+    """A failure that its one-line message explains."""
+
+    def __init__(self, error: AutoplaceError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code
+
+
+class _Group(click.Group):
+    """Turns the package's own errors into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as in click
+        try:
+            return super().invoke(ctx)
+        except AutoplaceError as error:
+            raise _Failure(error) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="autoplace")
+def main() -> None:
+    """Measure this machine once, then run PPO where it is fastest, and say why."""
+    # A terminal that lacks a character must not end the program.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+# --------------------------------------------------------------------------------------------------
+# Options that several commands share
+
+
+class _HiddenSizes(click.ParamType):
+    name = "W,W,..."
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            sizes = tuple(int(part) for part in str(value).split(",") if part.strip())
+        except ValueError:
+            sizes = ()
+        if not sizes or any(size < 1 for size in sizes):
+            self.fail(
+                f"hidden layers are whole numbers from 1 with commas between, got {value!r}: "
+                "use for example 64,64",
+                param,
+                ctx,
+            )
+        return sizes
+
+
+class _AutoInt(click.ParamType):
+    """A whole number, or ``auto`` for ``None``."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        if value is None or value == "auto":
+            return None
+        try:
+            return int(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def _apply(options: list[Callable[[Function], Function]], function: Function) -> Function:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _env_options(function: Function) -> Function:
+    return _apply(
+        [
+            click.argument("env"),
+            click.option(
+                "--env-kwargs", metavar="JSON", help="Keyword arguments the environment gets."
+            ),
+            click.option(
+                "--calibration",
+                type=_FILE,
+                help="Plan with this calibration instead of this machine's stored one.",
+            ),
+        ],
+        function,
+    )
+
+
+def _placement_options(function: Function) -> Function:
+    return _apply(
+        [
+            click.option("--scheme", default="auto", show_default=True, help="How to lay it out."),
+            click.option("--device", help="Accelerator to use, or cpu; auto if not given."),
+            click.option(
+                "--transfer-interval",
+                type=_AutoInt(),
+                help="Vector steps per rollout chunk copied to the learner.",
+            ),
+            click.option("--env-backend", help="How environments are stepped together."),
+            click.option("--sample-threads", type=_AutoInt(), help="CPU threads while sampling."),
+            click.option("--learn-threads", type=_AutoInt(), help="CPU threads while learning."),
+            click.option(
+                "--max-policy-lag",
+                type=click.IntRange(min=0),
+                default=1,
+                show_default=True,
+                help="Iterations that the sampling policy may be old; 0 forbids overlap.",
+            ),
+        ],
+        function,
+    )
+
+
+# (field of Hyperparameters, click type, help); the defaults are those of the field.
+_HYPERPARAMETERS: tuple[tuple[str, Any, str], ...] = (
+    ("num_envs", int, "Environments stepped together."),
+    ("rollout_steps", int, "Vector steps in one rollout."),
+    ("minibatch_rows", _AutoInt(), "Rows of one gradient step; auto lets the planner choose."),
+    ("epochs", int, "Passes over each rollout."),
+    ("hidden_sizes", _HiddenSizes(), "Widths of the hidden layers."),
+    ("learning_rate", float, "Adam's step size at the start."),
+    ("gamma", float, "Discount per step."),
+    ("gae_lambda", float, "Decay of the advantage estimate."),
+    ("clip_range", float, "Allowed change of the probability ratio."),
+    ("entropy_coef", float, "Weight of the entropy bonus."),
+    ("value_coef", float, "Weight of the value loss."),
+    ("max_grad_norm", float, "Gradients are scaled down to this norm."),
+)
+_SWITCHES: tuple[tuple[str, str], ...] = (
+    ("anneal_learning_rate", "Let the step size fall linearly over the run."),
+    ("normalize_observations", "Standardise observations by running statistics."),
+    ("normalize_rewards", "Divide rewards by the spread of the return."),
+    ("normalize_advantages", "Standardise the advantages of each minibatch."),
+)
+
+
+def _hyperparameter_options(function: Function) -> Function:
+    options = [
+        click.option(
+            "--preset",
+            metavar="NAME|auto",
+            help="Tuned hyperparameters of a known environment; auto takes ENV's own.",
+        )
+    ]
+    for name, kind, text in _HYPERPARAMETERS:
+        options.append(click.option(_flag(name), name, type=kind, help=text))
+    for name, text in _SWITCHES:
+        flag = _flag(name)
+        options.append(click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text))
+    return _apply(options, function)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Workload:
+    """The workload that the options describe: preset first, single flags on top."""
+    from autoplace.describe import describe
+
+    values: dict[str, Any] = {}
+    if options["preset"] is not None:
+        from autoplace.presets import preset_hyperparameters
+
+        values.update(preset_hyperparameters(options["preset"], env))
+    for name in [name for name, _, _ in _HYPERPARAMETERS] + [name for name, _ in _SWITCHES]:
+        if options[name] is not None:
+            values[name] = options[name]
+    return describe(env, env_kwargs=_parse_kwargs(env_kwargs), **values)
+
+
+def _parse_kwargs(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        kwargs = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"--env-kwargs is a JSON object, got {text!r} ({error.msg}): "
+            "use for example '{\"gravity\": 9.8}'"
+        ) from error
+    if not isinstance(kwargs, dict):
+        raise UsageError(f"--env-kwargs is a JSON object, got {text!r}: put it in braces")
+    return kwargs
+
+
+def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
+    given: dict[str, object] = {
+        "transfer_interval_steps": options["transfer_interval"],
+        "sample_threads": options["sample_threads"],
+        "learn_threads": options["learn_threads"],
+    }
+    if options["device"] not in (None, "auto"):
+        given["device"] = options["device"]
+    if options["env_backend"] not in (None, "auto"):
+        given["env_backend"] = options["env_backend"]
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Plan:
+    """The plan that the options describe; measures what is missing, and says so on stderr."""
+    from autoplace.planner.search import make_plan
+    from autoplace.prepare import prepare_calibration
+
+    workload = _workload(env, env_kwargs, options)
+    with _calibration_progress() as progress:
+        prepared = prepare_calibration(
+            workload, path=options["calibration"], progress=progress, note=_note
+        )
+    return make_plan(
+        prepared.calibration,
+        workload,
+        scheme=options["scheme"],
+        max_policy_lag=options["max_policy_lag"],
+        placement=_given_placement(options),
+        limits=_limits() if options["calibration"] is None else None,
+    )
+
+
+def _limits() -> Any:  # noqa: ANN401 - imported where it is made
+    """Memory that is free now, within what the control groups allow."""
+    import psutil
+
+    from autoplace.machine import detect_machine
+    from autoplace.planner.memory import Limits
+
+    allowed = detect_machine(accelerators=False).memory_bytes
+    return Limits(host_bytes=min(allowed, psutil.virtual_memory().available))
+
+
+def _note(line: str) -> None:
+    click.echo(f"autoplace: {line}", err=True)
+
+
+@contextlib.contextmanager
+def _calibration_progress() -> Iterator[Callable[[Progress], None]]:
+    """A progress bar on stderr while something is being timed; nothing if nothing is."""
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    from autoplace.report import describe_calibration_progress
+
+    bar = rich_progress.Progress(
+        rich_progress.TextColumn("calibrating"),
+        rich_progress.BarColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    row = bar.add_task("", total=1.0)
+
+    def show(progress: Progress) -> None:
+        bar.start()
+        done = progress.elapsed_s / max(progress.elapsed_s + progress.left_s, 1e-9)
+        bar.update(row, completed=done, description=describe_calibration_progress(progress))
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands
+
+
+@main.command()
+@_json_option
+def machine(as_json: bool) -> None:
+    """Show what this machine has, and whether its calibration still holds."""
+    from autoplace import report, store
+    from autoplace.machine import detect_machine
+
+    found = detect_machine()
+    path = store.calibration_path(found)
+    calibration, reason = store.stored_calibration(found)
+    if as_json:
+        stale = [] if reason is None else [{"section": "all", "reason": reason}]
+        state = {
+            "path": str(path),
+            "valid": calibration is not None,
+            "stale_sections": stale,
+        }
+        _print_json({**found.to_json(), "calibration": state})
+        return
+    line = f"{path}, valid" if calibration is not None else str(reason)
+    click.echo(report.describe_machine(found, line))
+
+
+@main.command()
+@click.option(
+    "--device", "devices", multiple=True, help="cpu, cuda[:i], mps or xpu; all if not given."
+)
+@click.option("--budget", type=float, help="Seconds to spend (default 60; with --quick 7).")
+@click.option("--quick", is_flag=True, help="Ten seconds instead of a minute; less exact.")
+@click.option("--env", "envs", multiple=True, metavar="ENV", help="Time this environment too.")
+@click.option("--force", is_flag=True, help="Measure again although a stored one still holds.")
+@click.option("--output", type=_FILE, help="Write to this file instead of the data folder.")
+@_json_option
+def calibrate(
+    devices: tuple[str, ...],
+    budget: float | None,
+    quick: bool,
+    envs: tuple[str, ...],
+    force: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Time this machine once and store what was measured."""
+    from autoplace import report, store
+    from autoplace.cost_model import fit_cost_model
+    from autoplace.crossover import find_crossovers
+    from autoplace.machine import detect_machine
+    from autoplace.measure.calibrate import DEFAULT_BUDGET_S, QUICK_BUDGET_S
+    from autoplace.measure.calibrate import calibrate as run_calibration
+    from autoplace.measure.envs import env_tasks, measure_env
+    from autoplace.workload import EnvSpec
+
+    specs = [EnvSpec.make(env) for env in envs]
+    found = detect_machine()
+    stored, _ = store.stored_calibration(found)
+    again = force or output is not None or stored is None or budget is not None or bool(devices)
+    if again:
+        with _calibration_progress() as progress:
+            result = run_calibration(
+                devices=list(devices) if devices and devices != ("auto",) else "auto",
+                budget_s=budget or (QUICK_BUDGET_S if quick else DEFAULT_BUDGET_S),
+                quick=quick,
+                envs=specs,
+                progress=progress,
+                machine=found,
+            )
+        if output is None and stored is not None:
+            # Environments that were timed earlier are kept.
+            result = result.with_measurements(
+                m
+                for m in stored.measurements
+                if m.task.op == "env_step" and m.task not in result.by_task
+            )
+        path = store.save_calibration(result, output)
+        _note(f"saved to {path}")
+    else:
+        assert stored is not None
+        result = stored
+        measured = [m for spec in specs for m in measure_env(spec, env_tasks(spec, (1, 8)))]
+        if measured:
+            result = store.merge_calibration(found, measured)
+        _note("the stored calibration still holds; --force measures again")
+    model = fit_cost_model(result)
+    crossovers = find_crossovers(result, model)
+    if as_json:
+        _print_json(
+            {
+                "machine": result.machine.to_json(),
+                "fingerprint": result.machine.fingerprint,
+                "spent_s": result.spent_s,
+                "crossovers": [crossover.to_json() for crossover in crossovers],
+                "op_error": model.error_fractions,
+                "warnings": list(result.warnings),
+            }
+        )
+        return
+    click.echo(report.describe_calibration(result, crossovers, model.error_fractions))
+
+
+@main.command()
+@_env_options
+@_placement_options
+@_hyperparameter_options
+@click.option("--all", "every", is_flag=True, help="Show every candidate.")
+@_json_option
+def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+    """Show what would be fastest for ENV here, why, and what would change the answer."""
+    from autoplace.planner.explain import explain_plan
+
+    result = _planned(env, env_kwargs, options)
+    if as_json:
+        _print_json(result.to_json())
+        return
+    click.echo(explain_plan(result, every_candidate=every))
+
+
+@main.command()
+@_env_options
+@_placement_options
+@_hyperparameter_options
+@click.option(
+    "--total-steps",
+    type=click.IntRange(min=1),
+    help=f"Env steps of the whole run (default {_DEFAULT_TOTAL_STEPS:,}).",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same run (default 0).")
+@click.option("--run-dir", type=_FOLDER, help="Where the run is kept; a new folder if not given.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir.")
+@click.option("--plan", "plan_file", type=_FILE, help="Run this plan (from plan --json).")
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@_json_option
+def train(
+    env: str,
+    env_kwargs: str | None,
+    total_steps: int | None,
+    seed: int | None,
+    run_dir: Path | None,
+    resume: bool,
+    plan_file: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
+    """Train PPO on ENV where it is fastest here."""
+    if resume and run_dir is None:
+        raise UsageError("--resume goes on with the run in a folder: name it by --run-dir")
+    from autoplace.planner.explain import explain_plan
+
+    chosen = _plan_to_run(env, env_kwargs, plan_file, run_dir if resume else None, options)
+    if dry_run:
+        if as_json:
+            _print_json(chosen.to_json())
+        else:
+            click.echo(explain_plan(chosen))
+        return
+    if as_json:
+        result = _run(chosen, total_steps, seed, run_dir, resume, _json_events())
+    else:
+        click.echo(explain_plan(chosen, brief=True))
+        with _text_progress() as watch:
+            result = _run(chosen, total_steps, seed, run_dir, resume, watch)
+        click.echo(_outcome(chosen, result))
+    if result.interrupted:
+        raise SystemExit(_INTERRUPTED)
+
+
+def _plan_to_run(
+    env: str,
+    env_kwargs: str | None,
+    plan_file: Path | None,
+    resumed: Path | None,
+    options: Mapping[str, Any],
+) -> Plan:
+    """The plan in a file, that of a run to go on with, or a new one."""
+    from autoplace import store
+    from autoplace.planner.plan import Plan
+
+    if resumed is not None:
+        source, chosen = resumed, Plan.read(store.read_run_plan(resumed), str(resumed))
+    elif plan_file is not None:
+        source, chosen = plan_file, Plan.read(store.read_plan(plan_file), str(plan_file))
+    else:
+        return _planned(env, env_kwargs, options)
+    if chosen.workload.env.id != env:
+        raise UsageError(
+            f"{source} is for {chosen.workload.env.id}, got {env}: name the same environment"
+        )
+    return chosen
+
+
+def _run(
+    chosen: Plan,
+    total_steps: int | None,
+    seed: int | None,
+    run_dir: Path | None,
+    resume: bool,
+    watch: Callback,
+) -> RunResult:
+    from autoplace import store
+    from autoplace.train import train as run_training
+
+    if resume:
+        assert run_dir is not None
+        folder = store.resume_run_dir(run_dir)
+        settings = store.read_run_config(run_dir)
+        seed = settings["seed"] if seed is None else seed
+        total_steps = total_steps or settings["total_steps"]
+    else:
+        seed = seed or 0
+        folder = store.create_run_dir(run_dir, env_id=chosen.workload.env.id, seed=seed)
+    with folder:
+        return run_training(
+            chosen,
+            total_steps=total_steps or _DEFAULT_TOTAL_STEPS,
+            seed=seed or 0,
+            run_dir=folder,
+            resume=resume,
+            callbacks=(watch,),
+        )
+
+
+def _outcome(chosen: Plan, result: RunResult) -> str:
+    """What came of a run: prediction beside measurement, and where it is kept."""
+    from autoplace import report
+    from autoplace.results import compare_stages
+
+    state = "interrupted" if result.interrupted else "done"
+    lines = [
+        f"{state}: {result.env_steps:,} env steps, mean return "
+        f"{report.describe_return(result.mean_return)}, saved in {result.run_dir}"
+    ]
+    if result.iterations > 1:
+        lines += [
+            "",
+            report.describe_stages(compare_stages(chosen, result)),
+            "",
+            report.describe_throughput(
+                chosen.chosen.env_steps_per_s,
+                chosen.workload.hyperparameters.rollout_rows / result.iteration_s,
+            ),
+        ]
+    lines += ["", f"autoplace evaluate {result.run_dir}"]
+    return "\n".join(lines)
+
+
+def _json_events() -> Callback:
+    """One JSON object a line: start, each iteration, end."""
+    from autoplace.results import stage_seconds
+    from autoplace.train import Callback
+
+    class Events(Callback):
+        def on_start(self, start: RunStart) -> None:
+            _print_json(
+                {
+                    "event": "start",
+                    "env": start.plan.workload.env.id,
+                    "scheme": start.plan.scheme,
+                    "placement": start.plan.placement.to_json(),
+                    "seed": start.seed,
+                    "total_steps": start.total_steps,
+                    "env_steps": start.env_steps,
+                    "run_dir": str(start.run_dir),
+                }
+            )
+
+        def on_iteration(self, report: IterationReport) -> None:
+            _print_json(
+                {
+                    "event": "iteration",
+                    "iteration": report.iteration,
+                    "env_steps": report.env_steps,
+                    "env_steps_per_s": report.env_steps_per_s,
+                    "mean_return": report.mean_return,
+                    "iteration_s": report.iteration_s,
+                    "time_left_s": report.time_left_s,
+                    "stage_s": stage_seconds(report.stage_s),
+                    "losses": dataclasses.asdict(report.update),
+                }
+            )
+
+        def on_end(self, result: RunResult) -> None:
+            _print_json({"event": "end", **result.to_json()})
+
+    return Events()
+
+
+@contextlib.contextmanager
+def _text_progress() -> Iterator[Callback]:
+    """A live line on a terminal; elsewhere a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from autoplace.report import describe_progress
+    from autoplace.train import Callback
+
+    console = Console(stderr=True)
+    bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
+
+    class Watch(Callback):
+        def __init__(self) -> None:
+            self._id = bar.add_task("", total=1.0)
+            self._next_percent = 10.0
+
+        def on_iteration(self, report: IterationReport) -> None:
+            line = describe_progress(report)
+            done = report.iteration / report.num_iterations
+            bar.update(self._id, completed=done, description=line)
+            if not console.is_terminal and 100 * done >= self._next_percent:
+                self._next_percent = 100 * done + 10
+                click.echo(line, err=True)
+
+    if console.is_terminal:
+        with bar:
+            yield Watch()
+    else:
+        yield Watch()
+
+
+@main.command()
+@click.argument("run_dir", type=_FOLDER)
+@click.option("--episodes", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--stochastic", is_flag=True, help="Sample actions instead of taking the best.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_json_option
+def evaluate(run_dir: Path, episodes: int, stochastic: bool, seed: int, as_json: bool) -> None:
+    """Play episodes with the policy of a run, its statistics frozen."""
+    from autoplace import report
+    from autoplace.train import evaluate as run_evaluation
+
+    result = run_evaluation(run_dir, episodes=episodes, deterministic=not stochastic, seed=seed)
+    if as_json:
+        _print_json(result.to_json())
+        return
+    click.echo(report.describe_evaluation(result))

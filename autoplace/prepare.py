@@ -1,0 +1,119 @@
+"""A calibration that is ready to plan with: stored or made now, with the environment's step time.
+
+What the command line and the examples do before every plan, for those who do not want to think
+about calibrations at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoplace import store
+from autoplace.errors import CalibrationFault
+from autoplace.machine import detect_machine
+from autoplace.measurement import Calibration, Measurement
+from autoplace.workload import Workload
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A calibration, and what had to be done for it.
+
+    Attributes:
+        calibration: holds the workload's environment.
+        notes: one line for each thing that was measured or found wrong on the way.
+    """
+
+    calibration: Calibration
+    notes: tuple[str, ...] = ()
+
+
+def prepare_calibration(
+    workload: Workload,
+    *,
+    path: Path | None = None,
+    progress: Callable[[object], None] | None = None,
+    note: Callable[[str], None] = lambda line: None,
+) -> Prepared:
+    """The calibration to plan ``workload`` with.
+
+    Without ``path`` that is this machine's stored one; where there is none, or it no longer holds,
+    a quick one is made and stored. An environment whose step time it lacks is timed and added.
+
+    Args:
+        workload: what is to be planned.
+        path: a calibration file, perhaps of another machine; nothing is measured then.
+        progress: told how far a calibration is.
+        note: told each note as it arises.
+
+    Raises:
+        CalibrationFault: the file cannot be read or lacks the environment.
+    """
+    notes: list[str] = []
+
+    def say(line: str) -> None:
+        notes.append(line)
+        note(line)
+
+    if path is not None:
+        calibration = store.read_calibration(path)
+        if not _has_env(calibration, workload):
+            raise CalibrationFault(
+                f"{path} has no step time of {workload.env.id} with {_number(workload)} envs: "
+                f"on its machine, run `autoplace calibrate --env {workload.env.id}`"
+            )
+        return Prepared(calibration=calibration)
+
+    stored, reason = store.stored_calibration(detect_machine(accelerators=False))
+    if stored is None:
+        say(f"{reason}: making a quick one now (autoplace calibrate makes a better one)")
+        stored = _quick_calibration(progress)
+        _try_to_keep(stored, say)
+    if not _has_env(stored, workload):
+        say(f"timing {workload.env.id}, {_number(workload)} envs")
+        measurements = _env_measurements(workload)
+        stored = stored.with_measurements(measurements)
+        try:
+            store.merge_calibration(stored.machine, measurements)
+        except CalibrationFault as fault:
+            say(f"not kept: {fault}")
+    return Prepared(calibration=stored, notes=tuple(notes))
+
+
+def _quick_calibration(progress: Callable[[object], None] | None) -> Calibration:
+    from autoplace.measure.calibrate import QUICK_BUDGET_S, calibrate  # imports torch
+
+    return calibrate(budget_s=QUICK_BUDGET_S, quick=True, progress=progress)
+
+
+def _try_to_keep(calibration: Calibration, say: Callable[[str], None]) -> None:
+    try:
+        store.save_calibration(calibration)
+    except CalibrationFault as fault:  # planning goes on without
+        say(f"not kept: {fault}")
+
+
+def _has_env(calibration: Calibration, workload: Workload) -> bool:
+    """Whether the environment was timed, with this number or with others around it."""
+    numbers = [
+        m.task.num_envs
+        for m in calibration.measurements
+        if m.task.op == "env_step" and m.task.env == workload.env
+    ]
+    number = _number(workload)
+    return bool(numbers) and min(numbers) <= number <= max(numbers)
+
+
+def _number(workload: Workload) -> int:
+    return workload.hyperparameters.num_envs
+
+
+def _env_measurements(workload: Workload) -> list[Measurement]:
+    from autoplace.measure.envs import env_tasks, measure_env  # imports torch
+
+    return measure_env(workload.env, env_tasks(workload.env, (1, _number(workload))))

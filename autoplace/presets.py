@@ -1,0 +1,112 @@
+"""Hyperparameters that are known to work, by environment.
+
+Each entry says where its values come from. What a preset does not name keeps its default; the
+placement stays the planner's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autoplace.errors import UsageError
+
+# https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml
+_RL_ZOO = "RL Baselines3 Zoo, hyperparams/ppo.yml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """Tuned hyperparameters.
+
+    Attributes:
+        env: the Gymnasium id that they were tuned for, without its version.
+        values: fields of :class:`autoplace.workload.Hyperparameters`.
+        total_steps: env steps that they were tuned for.
+        source: where the values come from, and what differs from there.
+    """
+
+    env: str
+    values: dict[str, Any]
+    total_steps: int
+    source: str
+
+    @property
+    def name(self) -> str:
+        """As ``--preset`` takes it."""
+        return self.env.lower()
+
+
+PRESETS: tuple[Preset, ...] = (
+    Preset(
+        env="CartPole",
+        values={
+            "num_envs": 8,
+            "rollout_steps": 32,
+            "minibatch_rows": 256,
+            "epochs": 20,
+            "learning_rate": 1e-3,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "normalize_observations": False,
+        },
+        total_steps=100_000,
+        source=f"{_RL_ZOO}; the clip range stays constant",
+    ),
+    Preset(
+        env="Pendulum",
+        values={
+            "num_envs": 4,
+            "rollout_steps": 1024,
+            "minibatch_rows": 64,
+            "learning_rate": 1e-3,
+            "gamma": 0.9,
+        },
+        total_steps=200_000,
+        source=f"{_RL_ZOO}; with observation normalisation and an annealed step size instead of "
+        "state-dependent exploration",
+    ),
+    Preset(
+        env="Acrobot",
+        values={
+            "num_envs": 16,
+            "rollout_steps": 256,
+            "epochs": 4,
+            "gae_lambda": 0.94,
+        },
+        total_steps=1_000_000,
+        source=_RL_ZOO,
+    ),
+    Preset(
+        env="MountainCar",
+        values={
+            "num_envs": 16,
+            "rollout_steps": 16,
+            "epochs": 4,
+            "gae_lambda": 0.98,
+            "normalize_rewards": True,
+        },
+        total_steps=1_000_000,
+        source=_RL_ZOO,
+    ),
+)
+
+
+def preset_hyperparameters(name: str, env_id: str) -> dict[str, Any]:
+    """The values of a preset by name, or of the environment's own where ``name`` is ``auto``.
+
+    Raises:
+        UsageError: there is no such preset, or none for the environment.
+    """
+    wanted = _base(env_id) if name == "auto" else name.lower()
+    for preset in PRESETS:
+        if preset.name == wanted:
+            return dict(preset.values)
+    names = ", ".join(preset.name for preset in PRESETS)
+    if name == "auto":
+        raise UsageError(f"there is no preset for {env_id}, only {names}: leave --preset out")
+    raise UsageError(f"--preset is auto or one of {names}, got {name!r}: name one of them")
+
+
+def _base(env_id: str) -> str:
+    return env_id.rpartition(":")[2].rpartition("-v")[0].lower()

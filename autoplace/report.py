@@ -1,0 +1,168 @@
+"""Results as text for people. Pure functions: values in, strings out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autoplace.crossover import Crossover
+from autoplace.machine import Machine
+from autoplace.measurement import Calibration
+from autoplace.results import StageComparison
+from autoplace.units import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_rate,
+    format_seconds,
+    significant,
+)
+
+if TYPE_CHECKING:  # these types come with torch, their text does not need it
+    from autoplace.measure.calibrate import Progress
+    from autoplace.train import EvaluationResult, IterationReport
+
+_KEY_WIDTH = 16
+
+
+def describe_machine(machine: Machine, calibration_line: str) -> str:
+    """What ``autoplace machine`` prints."""
+    quota = "none" if machine.cpu_quota is None else f"{machine.cpu_quota:g} CPUs"
+    rows = [
+        ("CPU", machine.cpu_model),
+        (
+            "usable CPUs",
+            f"{machine.usable_cpus} of {machine.logical_cpus} in the affinity mask "
+            f"({machine.physical_cores} physical cores, quota {quota})",
+        ),
+        ("memory", format_bytes(machine.memory_bytes)),
+    ]
+    if not machine.accelerators:
+        rows.append(("accelerators", "none that torch can see"))
+    for accelerator in machine.accelerators:
+        state = "works" if accelerator.usable else f"not usable: {accelerator.reason}"
+        memory = f", {format_bytes(accelerator.memory_bytes)}" if accelerator.memory_bytes else ""
+        rows.append((accelerator.device, f"{accelerator.name}{memory}, {state}"))
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions)
+    rows += [
+        ("versions", versions),
+        ("fingerprint", machine.fingerprint),
+        ("calibration", calibration_line),
+    ]
+    return "\n".join(f"{key:<{_KEY_WIDTH}}{value}" for key, value in rows)
+
+
+def describe_calibration(
+    calibration: Calibration, crossovers: Sequence[Crossover], errors: dict[str, float]
+) -> str:
+    """What ``autoplace calibrate`` prints."""
+    parts = [
+        f"{len(calibration.measurements)} tasks timed in {format_seconds(calibration.spent_s)} on "
+        f"{', '.join(calibration.devices)}",
+        _crossover_table(crossovers),
+        _error_line(errors),
+    ]
+    parts += [f"Warning: {warning}" for warning in calibration.warnings]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _crossover_table(crossovers: Sequence[Crossover]) -> str:
+    if not crossovers:
+        return ""
+    lines = [
+        "Crossovers: the size from which the second side is the faster one",
+        f"{'family':<9}{'data':<10}{'first side':<17}{'second side':<17}{'size':>7}"
+        f"   {'90 % interval':<18}timed: slower / faster at",
+    ]
+    for crossover in crossovers:
+        size = "none" if crossover.size is None else f"{crossover.size:.0f}"
+        timed = " / ".join(
+            "-" if value is None else str(value)
+            for value in (crossover.slower_below, crossover.faster_above)
+        )
+        lines.append(
+            f"{crossover.family:<9}{crossover.residency:<10}{crossover.baseline:<17}"
+            f"{crossover.challenger:<17}{size:>7}   {_interval(crossover):<18}{timed}"
+        )
+    return "\n".join(lines)
+
+
+def _interval(crossover: Crossover) -> str:
+    if crossover.size is None and crossover.low is None:
+        return ""
+    low = "below" if crossover.low is None else f"{crossover.low:.0f}"
+    high = "beyond" if crossover.high is None else f"{crossover.high:.0f}"
+    return f"{low} to {high}"
+
+
+def _error_line(errors: dict[str, float]) -> str:
+    if not errors:
+        return ""
+    text = ", ".join(f"{name} {format_percent(error)}" for name, error in errors.items())
+    return f"Error of the fit at sizes left out, median: {text}"
+
+
+def describe_calibration_progress(progress: Progress) -> str:
+    """What is being timed, and how long it goes on."""
+    what = f"{progress.task.op} on {progress.task.device}"
+    return f"{format_duration(progress.left_s)} left, {'refining ' * progress.refining}{what}"
+
+
+def describe_stages(rows: Sequence[StageComparison]) -> str:
+    """Predicted against measured, stage by stage, per iteration."""
+    lines = [
+        f"{'lane':<9}{'stage':<20}{'predicted':>11}   {'90 % interval':<24}{'measured':>11}"
+        f"{'ratio':>8}"
+    ]
+    for row in rows:
+        interval = (
+            f"{format_seconds(row.low_s)} to {format_seconds(row.high_s)}"
+            if row.high_s > row.low_s
+            else ""
+        )
+        measured = "-" if row.measured_s is None else format_seconds(row.measured_s)
+        ratio = (
+            significant(row.measured_s / row.predicted_s)
+            if row.measured_s is not None and row.predicted_s > 0
+            else ""
+        )
+        lines.append(
+            f"{row.lane:<9}{row.name:<20}{format_seconds(row.predicted_s):>11}   "
+            f"{interval:<24}{measured:>11}{ratio:>8}"
+        )
+    return "\n".join(lines)
+
+
+def describe_return(mean_return: float | None) -> str:
+    """A mean return, or that there is none yet."""
+    return "(no episode finished yet)" if mean_return is None else f"{mean_return:.1f}"
+
+
+def describe_progress(report: IterationReport) -> str:
+    """One line on a run that goes on."""
+    if report.mean_return is None:
+        returns = f"no episode finished yet (longest running {report.longest_running} steps)"
+    else:
+        returns = f"return {report.mean_return:.1f}"
+    return (
+        f"{report.env_steps:,} of {report.total_steps:,} steps, "
+        f"{format_rate(report.env_steps_per_s)} steps/s, {returns}, "
+        f"{format_duration(report.time_left_s)} left"
+    )
+
+
+def describe_evaluation(result: EvaluationResult) -> str:
+    """Returns under a frozen policy."""
+    how = "deterministic" if result.deterministic else "stochastic"
+    return (
+        f"mean return {result.mean_return:.1f} (standard deviation {result.std_return:.1f}) over "
+        f"{result.episodes} {how} episodes, after {result.env_steps:,} env steps of training"
+    )
+
+
+def describe_throughput(predicted: float, measured: float) -> str:
+    """One line: the promise and what came of it."""
+    return (
+        f"{format_rate(measured)} env steps/s measured, {format_rate(predicted)} predicted "
+        f"(ratio {significant(measured / predicted)})"
+    )

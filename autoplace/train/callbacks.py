@@ -1,0 +1,98 @@
+"""What a run tells to whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autoplace.planner.plan import Plan
+from autoplace.ppo.update import UpdateStats
+from autoplace.results import RunResult, StageKey
+
+if TYPE_CHECKING:
+    from autoplace.train.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """A run that is about to sample.
+
+    Attributes:
+        plan: that it follows.
+        seed: of the run.
+        total_steps: what the run is to reach.
+        num_iterations: of the whole run.
+        first_iteration: 0, or where it was resumed.
+        env_steps: 0, or where it was resumed.
+        run_dir: where it is kept, ``None`` where nowhere.
+        snapshot: gives the policy as it is between two iterations, on the host.
+    """
+
+    plan: Plan
+    seed: int
+    total_steps: int
+    num_iterations: int
+    first_iteration: int
+    env_steps: int
+    run_dir: Path | None
+    snapshot: Callable[[], Policy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationReport:
+    """A complete iteration.
+
+    Attributes:
+        iteration: complete iterations of the whole run.
+        num_iterations: of the whole run.
+        env_steps: of the whole run.
+        total_steps: what the run is to reach.
+        call_env_steps: of this call.
+        iteration_s: seconds of this iteration.
+        call_wall_s: seconds of this call.
+        run_wall_s: seconds of the whole run, over every call.
+        env_steps_per_s: of this call; its first iteration, which warms up, is left out.
+        time_left_s: at that rate.
+        mean_return: over the last 100 episodes; ``None`` while no episode has ended.
+        mean_length: likewise.
+        num_episodes: episodes that ended in this call.
+        longest_running: steps that the longest episode in progress has taken.
+        stage_s: seconds of each (stage, lane), waits included.
+        update: losses and what else the update said.
+    """
+
+    iteration: int
+    num_iterations: int
+    env_steps: int
+    total_steps: int
+    call_env_steps: int
+    iteration_s: float
+    call_wall_s: float
+    run_wall_s: float
+    env_steps_per_s: float
+    time_left_s: float
+    mean_return: float | None
+    mean_length: float | None
+    num_episodes: int
+    longest_running: int
+    stage_s: dict[StageKey, float]
+    update: UpdateStats
+
+
+class Callback:
+    """Override what you need. Called in the training process, between iterations.
+
+    Raising :class:`autoplace.train.StopRequested` from :meth:`on_iteration` ends the run as Ctrl-C
+    does: with everything saved.
+    """
+
+    def on_start(self, start: RunStart) -> None:
+        """Before the first iteration."""
+
+    def on_iteration(self, report: IterationReport) -> None:
+        """After each iteration."""
+
+    def on_end(self, result: RunResult) -> None:
+        """After the last iteration, also of an interrupted run; not after a failure."""

@@ -1,0 +1,193 @@
+"""What a run needs to go on, or to be evaluated: tensors and plain types only."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from autoplace import store
+from autoplace.errors import RunFault
+from autoplace.ppo.network import ActorCritic
+from autoplace.train.learner import Learner
+from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+
+log = logging.getLogger(__name__)
+
+# Schema versions: 1, the first.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        iteration: complete iterations.
+        env_steps: env steps in them.
+        total_steps: what the run is to reach, which the learning-rate schedule is tied to.
+        wall_s: seconds spent, over every call.
+        seed: of the run.
+        recent_episodes: (return, length) of the last episodes that ended.
+    """
+
+    iteration: int = 0
+    env_steps: int = 0
+    total_steps: int
+    wall_s: float = 0.0
+    seed: int
+    recent_episodes: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint as it was read.
+
+    Attributes:
+        workload: the environment, the network and the hyperparameters.
+        progress: how far the run had come.
+        network: weights and observation statistics by name, as ``ActorCritic.state_dict`` has them.
+        optimizer: Adam's moments and step count.
+        reward_state: of the reward normaliser, ``None`` where there is none.
+    """
+
+    workload: Workload
+    progress: Progress
+    network: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    reward_state: Tensor | None
+
+    def build_network(self) -> ActorCritic:
+        """The network on the host, with its weights and statistics."""
+        hyper = self.workload.hyperparameters
+        network = ActorCritic(
+            self.workload.network, normalize_observations=hyper.normalize_observations
+        )
+        network.load_state_dict(self.network)
+        return network
+
+    def restore(self, learner: Learner) -> None:
+        """Give a learner, whose network was built from this one, its optimiser and statistics."""
+        if self.optimizer:
+            # host -> learner's device, once a resume
+            state = {name: value.to(learner.device) for name, value in self.optimizer.items()}
+            learner.updater.load_optimizer_state(state)
+        if learner.reward_normalizer is not None and self.reward_state is not None:
+            learner.reward_normalizer.state.copy_(self.reward_state)
+            learner.reward_normalizer.forget_episodes()  # the environments start afresh
+
+
+def save_checkpoint(
+    run_dir: store.RunDir, workload: Workload, learner: Learner, progress: Progress
+) -> None:
+    """Write a checkpoint of a run whose weights are sound.
+
+    Raises:
+        RunFault: it cannot be written; what was there before is as it was.
+    """
+    normalizer = learner.reward_normalizer
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "workload": {
+            "env": dataclasses.asdict(workload.env),
+            "network": dataclasses.asdict(workload.network),
+            "hyperparameters": dataclasses.asdict(workload.hyperparameters),
+            "action_bytes": workload.action_bytes,
+            "episode_limit": workload.episode_limit,
+        },
+        "progress": dataclasses.asdict(progress),
+        # Clones: the parameters are views, and a view would drag its whole buffer along.
+        "network": {k: v.cpu().clone() for k, v in learner.network.state_dict().items()},
+        "optimizer": {k: v.cpu() for k, v in learner.updater.optimizer_state().items()},
+        "reward_state": None if normalizer is None else normalizer.state.cpu(),
+    }
+
+    def write(file: BinaryIO) -> None:
+        torch.save(content, file)
+
+    run_dir.save_checkpoint(write)
+
+
+def load_checkpoint(run_dir: Path) -> Checkpoint:
+    """The newest checkpoint of a run that can be read.
+
+    Raises:
+        RunFault: there is none.
+    """
+    files = store.latest_checkpoint(run_dir)
+    for file in files:
+        checkpoint = _try_to_read(file)
+        if checkpoint is not None:
+            return checkpoint
+    if files:
+        raise RunFault(f"no checkpoint in {run_dir} can be read: train afresh in another --run-dir")
+    raise RunFault(f"{run_dir} holds no checkpoint: name the folder of a run")
+
+
+def _try_to_read(file: Path) -> Checkpoint | None:
+    try:
+        return _parse(torch.load(file, map_location="cpu", weights_only=True))
+    except Exception as error:  # whatever a damaged archive raises
+        log.warning("checkpoint %s cannot be read (%s): trying the one before", file, error)
+        return None
+
+
+def _parse(data: dict[str, Any]) -> Checkpoint:
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {data['schema_version']}, expected {SCHEMA_VERSION}")
+    workload, progress = data["workload"], data["progress"]
+    return Checkpoint(
+        workload=Workload(
+            env=EnvSpec(**workload["env"]),
+            network=NetworkSpec(**_with_tuple(workload["network"], "hidden_sizes")),
+            hyperparameters=Hyperparameters(
+                **_with_tuple(workload["hyperparameters"], "hidden_sizes")
+            ),
+            action_bytes=workload["action_bytes"],
+            episode_limit=workload["episode_limit"],
+        ),
+        progress=Progress(
+            **{
+                **progress,
+                "recent_episodes": tuple(tuple(row) for row in progress["recent_episodes"]),
+            }
+        ),
+        network=data["network"],
+        optimizer=data["optimizer"],
+        reward_state=data["reward_state"],
+    )
+
+
+def _with_tuple(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**row, name: tuple(row[name])}
+
+
+def refuse_other_run(checkpoint: Checkpoint, workload: Workload, seed: int) -> None:
+    """Check that a checkpoint is resumed as the run it belongs to.
+
+    Raises:
+        RunFault: what may not change silently has changed.
+    """
+    old, new = checkpoint.workload, workload
+    pairs = (
+        ("environment", old.env, new.env),
+        ("network", old.network, new.network),
+        ("--num-envs", old.hyperparameters.num_envs, new.hyperparameters.num_envs),
+        ("--rollout-steps", old.hyperparameters.rollout_steps, new.hyperparameters.rollout_steps),
+        ("--seed", checkpoint.progress.seed, seed),
+    )
+    for name, before, now in pairs:
+        if before != now:
+            raise RunFault(
+                f"a run resumes with what it began with, but {name} was {before} and is {now}: "
+                "give the old value, or train afresh in another --run-dir"
+            )
+    for name, before in dataclasses.asdict(old.hyperparameters).items():
+        now = getattr(new.hyperparameters, name)
+        if before != now and name != "minibatch_rows":
+            log.warning("resumed with %s %s, the run began with %s", name, now, before)

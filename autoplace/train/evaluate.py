@@ -1,0 +1,120 @@
+"""How good a trained policy is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoplace.envs import make_vector_env, spawn_seeds
+from autoplace.errors import EnvironmentFault, UsageError
+from autoplace.train.policy import Policy, load_policy
+
+_MAX_ENVS = 16
+_STREAM = 2**32 - 1  # evaluation never repeats the seeds of training
+_ENDLESS_STEPS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """Returns of whole episodes under a frozen policy.
+
+    Attributes:
+        returns: undiscounted, of each episode.
+        lengths: steps of each episode.
+        deterministic: whether the most probable actions were taken.
+        env_steps: env steps that the policy was trained for.
+    """
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    deterministic: bool
+    env_steps: int
+
+    @property
+    def episodes(self) -> int:
+        """How many."""
+        return len(self.returns)
+
+    @property
+    def mean_return(self) -> float:
+        """Over the episodes."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation over the episodes."""
+        return float(np.std(self.returns))
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``autoplace evaluate --json`` prints it."""
+        return {
+            "mean_return": self.mean_return,
+            "std_return": self.std_return,
+            "episodes": self.episodes,
+            "deterministic": self.deterministic,
+            "env_steps": self.env_steps,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+
+def evaluate(
+    policy: Policy | Path | str,
+    *,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int = 0,
+) -> EvaluationResult:
+    """Run whole episodes.
+
+    Every environment runs its own share of the episodes: taking whichever end first would favour
+    short ones.
+
+    Args:
+        policy: a policy, or the folder of a run.
+        episodes: how many.
+        deterministic: take the most probable action instead of sampling.
+        seed: of the environments; never the same as in training.
+
+    Raises:
+        UsageError: fewer than one episode is asked for.
+        EnvironmentFault: an episode does not end.
+    """
+    if episodes < 1:
+        raise UsageError(f"--episodes must be at least 1, got {episodes}: raise it")
+    if not isinstance(policy, Policy):
+        policy = load_policy(policy, seed=seed)
+    num_envs = min(episodes, _MAX_ENVS)
+    left = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    envs = make_vector_env(policy.description, num_envs=num_envs)
+    returns: list[float] = []
+    lengths: list[int] = []
+    running_return, running_length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+    try:
+        observations = envs.reset(spawn_seeds(seed, num_envs, stream=_STREAM))
+        while left.any():
+            step = envs.step(policy.act(observations, deterministic=deterministic))
+            running_return += step.rewards
+            running_length += 1
+            for index in step.ended:
+                if left[index]:
+                    left[index] -= 1
+                    returns.append(float(running_return[index]))
+                    lengths.append(int(running_length[index]))
+                running_return[index] = running_length[index] = 0
+            if running_length.max() >= _ENDLESS_STEPS:
+                raise EnvironmentFault(
+                    f"{policy.description.env.id} has run one episode for {_ENDLESS_STEPS} steps: "
+                    "give it a time limit to evaluate it"
+                )
+    finally:
+        envs.close()
+    return EvaluationResult(
+        returns=tuple(returns),
+        lengths=tuple(lengths),
+        deterministic=deterministic,
+        env_steps=policy.env_steps,
+    )

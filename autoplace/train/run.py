@@ -1,0 +1,275 @@
+"""Everything about a run that is not the loop: folder, checkpoints, reports, the result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from autoplace import files, store
+from autoplace.device import now
+from autoplace.envs.describe import inspect_env
+from autoplace.errors import EnvironmentFault, UsageError
+from autoplace.planner.plan import Plan
+from autoplace.ppo.network import ActorCritic
+from autoplace.ppo.update import UpdateStats
+from autoplace.results import RunResult
+from autoplace.train.callbacks import Callback, IterationReport, RunStart
+from autoplace.train.checkpoint import (
+    Checkpoint,
+    Progress,
+    load_checkpoint,
+    refuse_other_run,
+    save_checkpoint,
+)
+from autoplace.train.learner import Learner
+from autoplace.train.policy import Policy
+from autoplace.train.schemes.base import Setup
+from autoplace.train.tensorboard import TensorBoard
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL_S = 10.0
+_CHECKPOINT_SHARE = 0.01  # of the time that saving may take
+_QUIET_ITERATIONS = 20  # without any finished episode, until that is remarked on
+
+
+class Run:
+    """One call of ``train``, from the folder's lock to the result."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        total_steps: int,
+        num_iterations: int,
+        seed: int,
+        run_dir: store.RunDir | Path | str | None,
+        resume: bool,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self._plan = plan
+        self._num_iterations = num_iterations
+        self._callbacks = list(callbacks)
+        self._stack = contextlib.ExitStack()
+        self.description = inspect_env(plan.workload.env)
+        _refuse_other_sizes(plan, self.description.workload(plan.workload.hyperparameters).network)
+        self._run_dir = self._open(run_dir, resume)
+        self.resumed_from: Checkpoint | None = None
+        self.progress = Progress(total_steps=total_steps, seed=seed)
+        if resume:
+            self.resumed_from = self._load(total_steps, seed)
+            self.progress = dataclasses.replace(self.resumed_from.progress, total_steps=total_steps)
+        self.interrupted = False
+        self._first = self.progress.iteration
+        self._wall_before_s = self.progress.wall_s
+        self._is_learning = False
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Save what is sound, whatever ends the run, and let the folder go."""
+        with self._stack:
+            if isinstance(error, Exception) and hasattr(self, "_learner"):
+                with contextlib.suppress(Exception):  # the first error is the one to report
+                    self._save()
+
+    def start(self, setup: Setup, learner: Learner) -> None:
+        """Everything is laid out; the clock of the run starts."""
+        self._setup, self._learner = setup, learner
+        if self._run_dir is not None:
+            self._write_settings(self._run_dir)
+            board = TensorBoard(self._run_dir.path)
+            self._stack.callback(board.close)
+            self._callbacks.append(board)
+        start = RunStart(
+            plan=self._plan,
+            seed=self.progress.seed,
+            total_steps=self.progress.total_steps,
+            num_iterations=self._num_iterations,
+            first_iteration=self.progress.iteration,
+            env_steps=self.progress.env_steps,
+            run_dir=None if self._run_dir is None else self._run_dir.path,
+            snapshot=self.snapshot,
+        )
+        for callback in self._callbacks:
+            callback.on_start(start)
+        self._start_s = self._warm_s = self._end_s = self._saved_s = now()
+        self._save_cost_s = 0.0
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """Mark the block in which weights are between two iterations, unfit to be saved."""
+        self._is_learning = True
+        yield
+        self._is_learning = False  # not where the block raised: the weights stay unfit
+
+    def end_iteration(self, update: UpdateStats, iteration_s: float) -> None:
+        """Count the iteration, save if it is time to, and tell the callbacks."""
+        self._end_s = now()
+        if self._done == 0:
+            self._warm_s = self._end_s
+        rows = self._plan.workload.hyperparameters.rollout_rows
+        self.progress = dataclasses.replace(
+            self.progress,
+            iteration=self.progress.iteration + 1,
+            env_steps=self.progress.env_steps + rows,
+            wall_s=self._wall_before_s + self._end_s - self._start_s,
+            recent_episodes=tuple(self._setup.episodes.recent),
+        )
+        stages = self._setup.timer.end_iteration(iteration_s)
+        due_s = max(CHECKPOINT_INTERVAL_S, self._save_cost_s / _CHECKPOINT_SHARE)
+        if self._end_s - self._saved_s >= due_s:
+            self._save()
+        self._remark_on_endless_episodes()
+        report = self._report(update, iteration_s, stages)
+        for callback in self._callbacks:
+            callback.on_iteration(report)
+
+    def finish(self) -> RunResult:
+        """Save, and say what happened."""
+        self._save()
+        timer, episodes = self._setup.timer, self._setup.episodes
+        result = RunResult(
+            scheme=self._plan.scheme,
+            env_steps=self.progress.env_steps,
+            call_env_steps=self._done * self._plan.workload.hyperparameters.rollout_rows,
+            iterations=self._done,
+            wall_s=self._end_s - self._start_s,
+            env_steps_per_s=self._env_steps_per_s,
+            iteration_s=timer.iteration_s(),
+            mean_return=episodes.mean_return,
+            num_episodes=episodes.num_episodes,
+            stage_s=timer.stage_s(),
+            interrupted=self.interrupted,
+            run_dir=None if self._run_dir is None else str(self._run_dir.path),
+            seed=self.progress.seed,
+        )
+        if self._run_dir is not None:
+            files.write_json_atomic(self._run_dir.result_path, result.to_json())
+        for callback in self._callbacks:
+            callback.on_end(result)
+        return result
+
+    def snapshot(self) -> Policy:
+        """The policy as it is, on the host."""
+        learned = self._learner.network
+        network = ActorCritic(learned.spec, normalize_observations=learned.normalize_observations)
+        network.flat.copy_(learned.flat)  # device -> host, when asked for
+        return Policy(network, self.description, env_steps=self.progress.env_steps)
+
+    @property
+    def _done(self) -> int:
+        """Complete iterations of this call."""
+        return self.progress.iteration - self._first
+
+    @property
+    def _env_steps_per_s(self) -> float:
+        """Of this call, its first iteration left out where there are more."""
+        rows = self._plan.workload.hyperparameters.rollout_rows
+        if self._done > 1:
+            return (self._done - 1) * rows / (self._end_s - self._warm_s)
+        return self._done * rows / (self._end_s - self._start_s) if self._done else 0.0
+
+    def _report(
+        self, update: UpdateStats, iteration_s: float, stages: dict[tuple[str, str], float]
+    ) -> IterationReport:
+        episodes, rate = self._setup.episodes, self._env_steps_per_s
+        rows = self._plan.workload.hyperparameters.rollout_rows
+        return IterationReport(
+            iteration=self.progress.iteration,
+            num_iterations=self._num_iterations,
+            env_steps=self.progress.env_steps,
+            total_steps=self.progress.total_steps,
+            call_env_steps=self._done * rows,
+            iteration_s=iteration_s,
+            call_wall_s=self._end_s - self._start_s,
+            run_wall_s=self.progress.wall_s,
+            env_steps_per_s=rate,
+            time_left_s=(self._num_iterations - self.progress.iteration) * rows / rate,
+            mean_return=episodes.mean_return,
+            mean_length=episodes.mean_length,
+            num_episodes=episodes.num_episodes,
+            longest_running=episodes.longest_running,
+            stage_s=stages,
+            update=update,
+        )
+
+    def _remark_on_endless_episodes(self) -> None:
+        episodes = self._setup.episodes
+        if self._done == _QUIET_ITERATIONS and episodes.mean_return is None:
+            log.warning(
+                "no episode has finished in %d iterations (the longest has run for %d steps): "
+                "a time limit would show how training goes",
+                self._done,
+                episodes.longest_running,
+            )
+
+    def _open(self, run_dir: store.RunDir | Path | str | None, resume: bool) -> store.RunDir | None:
+        if run_dir is None and resume:
+            raise UsageError("--resume goes on with the run in a folder: name it by --run-dir")
+        if run_dir is None or isinstance(run_dir, store.RunDir):
+            return run_dir
+        path = Path(run_dir)
+        if resume:
+            opened = store.resume_run_dir(path)
+        else:
+            workload = self._plan.workload
+            opened = store.create_run_dir(path, env_id=workload.env.id, seed=0)
+        return self._stack.enter_context(opened)
+
+    def _load(self, total_steps: int, seed: int) -> Checkpoint:
+        assert self._run_dir is not None
+        checkpoint = load_checkpoint(self._run_dir.path)
+        refuse_other_run(checkpoint, self._plan.workload, seed)
+        before = checkpoint.progress.total_steps
+        if before != total_steps and self._plan.workload.hyperparameters.anneal_learning_rate:
+            log.warning(
+                "the run was to reach %d steps and is now to reach %d: "
+                "its learning-rate schedule is stretched to the new total",
+                before,
+                total_steps,
+            )
+        return checkpoint
+
+    def _save(self) -> None:
+        if self._run_dir is None or self._is_learning:
+            return
+        start_s = now()
+        save_checkpoint(self._run_dir, self._plan.workload, self._learner, self.progress)
+        self._saved_s = now()
+        self._save_cost_s = self._saved_s - start_s
+
+    def _write_settings(self, run_dir: store.RunDir) -> None:
+        workload = self._plan.workload
+        files.write_json_atomic(
+            run_dir.config_path,
+            {
+                "schema_version": 1,
+                "env": dataclasses.asdict(workload.env),
+                "network": dataclasses.asdict(workload.network),
+                "hyperparameters": dataclasses.asdict(workload.hyperparameters),
+                "total_steps": self.progress.total_steps,
+                "seed": self.progress.seed,
+                "scheme": self._plan.scheme,
+                "placement": self._plan.placement.to_json(),
+            },
+        )
+        files.write_json_atomic(run_dir.plan_path, self._plan.to_json())
+
+
+def _refuse_other_sizes(plan: Plan, network: object) -> None:
+    """The environment may have changed since it was described."""
+    if network != plan.workload.network:
+        raise EnvironmentFault(
+            f"{plan.workload.env.id} has other sizes than it was planned with "
+            f"({network} instead of {plan.workload.network}): plan again"
+        )

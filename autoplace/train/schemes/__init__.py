@@ -1,0 +1,47 @@
+"""How an iteration is laid out on the devices: a file and an entry per scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoplace.errors import UsageError
+from autoplace.train.schemes.base import Scheme, Setup
+from autoplace.train.schemes.cpu import CpuScheme
+from autoplace.train.schemes.gpu import GpuScheme
+from autoplace.train.schemes.hybrid import HybridScheme
+
+__all__ = ["SCHEMES", "Scheme", "SchemeEntry", "Setup", "make_scheme"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeEntry:
+    """A scheme that the trainer can run.
+
+    Attributes:
+        name: as in a plan.
+        make: lays it out.
+    """
+
+    name: str
+    make: Callable[[Setup], Scheme]
+
+
+SCHEMES: tuple[SchemeEntry, ...] = (
+    SchemeEntry(name="cpu", make=CpuScheme),
+    SchemeEntry(name="hybrid", make=HybridScheme),
+    SchemeEntry(name="gpu", make=GpuScheme),
+)
+
+
+def make_scheme(name: str, setup: Setup) -> Scheme:
+    """Lay the scheme ``name`` out.
+
+    Raises:
+        UsageError: there is no such scheme.
+    """
+    for entry in SCHEMES:
+        if entry.name == name:
+            return entry.make(setup)
+    names = ", ".join(entry.name for entry in SCHEMES)
+    raise UsageError(f"--scheme is one of {names}, got {name!r}: name one of them")

@@ -1,0 +1,76 @@
+"""Scheme ``hybrid``: sampling on the CPU, learning on an accelerator.
+
+Crossings: rollout chunks leave page-locked memory while sampling goes on; the epochs' permutations
+follow in one copy; the weights come back once per iteration.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from autoplace import device as devices
+from autoplace.device import now
+from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.update import UpdateStats
+from autoplace.train.learner import Learner
+from autoplace.train.sampler import HostSampler
+from autoplace.train.schemes.base import Setup
+
+
+class HybridScheme:
+    """Two copies of the network, two of the rollout, and a stream for what goes between them."""
+
+    def __init__(self, setup: Setup) -> None:
+        hyper, placement = setup.hyperparameters, setup.placement
+        self._device = placement.learn_device
+        self._interval = placement.transfer_interval_steps
+        self._timer = setup.timer
+
+        spec = setup.network.spec
+        steps, num_envs = hyper.rollout_steps, hyper.num_envs
+        self._host = Rollout(spec, rollout_steps=steps, num_envs=num_envs, pinned_for=self._device)
+        self._on_device = Rollout(spec, rollout_steps=steps, num_envs=num_envs, device=self._device)
+        self._copies = devices.CopyStream(self._device)
+
+        # Weights come back into page-locked memory, which the sampling network lives in.
+        flat = devices.host_empty(setup.network.flat.shape, pinned_for=self._device)
+        self._sampling_network = setup.network.over(flat.copy_(setup.network.flat))
+        self._sampler = HostSampler(setup, self._sampling_network, self._host)
+        self.learner = Learner(
+            setup.network.over(setup.network.flat.to(self._device)),  # host -> device, once a run
+            hyper,
+            minibatch_rows=placement.minibatch_rows,
+            device=self._device,
+            threads=placement.learn_threads,
+            timer=setup.timer,
+        )
+
+    def sample(self, noise: Tensor) -> None:
+        """Fill the rollout; its chunks leave for the device meanwhile."""
+        self._sampler.sample(noise, chunk_steps=self._interval, on_chunk=self._send)
+
+    def _send(self, start: int, stop: int) -> None:
+        host, on_device = self._host, self._on_device
+        last = stop == host.rollout_steps
+        with self._copies.after_current():  # host -> device, without waiting
+            on_device.copy_steps_from(host, start, stop)
+            if last:
+                on_device.observation_rows[-1].copy_(host.observation_rows[-1], non_blocking=True)
+                on_device.final_index = host.final_index.to(self._device)
+                on_device.final_observations = host.final_observations.to(self._device)
+
+    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:
+        """Learn from the rollout once all of it has arrived."""
+        permutations = permutations.to(self._device)  # host -> device, once an iteration
+        self._copies.join()  # what the device does next comes after the copies...
+        self._copies.synchronize()  # ...and the learner's wait for them is no part of its stages
+        return self.learner.learn(
+            self._on_device, permutations, learning_rate=learning_rate, iteration=iteration
+        )
+
+    def publish(self) -> None:
+        """Bring the weights and the statistics back to the network that samples."""
+        start_s = now()
+        # device -> host, once an iteration; a blocking copy is its own wait
+        self._sampling_network.flat.copy_(self.learner.network.flat)
+        self._timer.add("weights_to_host", "learner", now() - start_s)

@@ -1,0 +1,56 @@
+"""Seconds by stage and lane, as the host's clock saw them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+Key = tuple[str, str]  # (stage name, lane), as in a plan
+
+
+class StageTimer:
+    """Collects the seconds of each stage over an iteration, and keeps every iteration.
+
+    What a lane did not spend in a stage is its ``wait``, so each lane's stages sum to the time of
+    the iteration, as they do in a plan.
+    """
+
+    def __init__(self) -> None:
+        self._current: defaultdict[Key, float] = defaultdict(float)
+        self._iterations: list[dict[Key, float]] = []
+        self._iteration_s: list[float] = []
+
+    def add(self, name: str, lane: str, seconds: float) -> None:
+        """Account ``seconds`` to a stage of the iteration in progress."""
+        self._current[name, lane] += seconds
+
+    def drop_iteration(self) -> None:
+        """Forget the iteration in progress, which was interrupted."""
+        self._current.clear()
+
+    def end_iteration(self, iteration_s: float) -> dict[Key, float]:
+        """Close the iteration and return its stages, waits included."""
+        stages = dict(self._current)
+        self._current.clear()
+        for lane in dict.fromkeys(lane for _, lane in stages):
+            busy_s = sum(s for (_, of), s in stages.items() if of == lane)
+            stages["wait", lane] = max(0.0, iteration_s - busy_s)
+        self._iterations.append(stages)
+        self._iteration_s.append(iteration_s)
+        return stages
+
+    @property
+    def _steady(self) -> slice:
+        """The iterations after the first, which warms caches and allocators up."""
+        return slice(1 if len(self._iterations) > 1 else 0, None)
+
+    def stage_s(self) -> dict[Key, float]:
+        """Median seconds of each stage per iteration; the first iteration is left out."""
+        kept = self._iterations[self._steady]
+        keys = dict.fromkeys(key for stages in kept for key in stages)
+        return {key: statistics.median(stages.get(key, 0.0) for stages in kept) for key in keys}
+
+    def iteration_s(self) -> float:
+        """Median seconds of an iteration; the first is left out. 0 where none is complete."""
+        kept = self._iteration_s[self._steady]
+        return statistics.median(kept) if kept else 0.0

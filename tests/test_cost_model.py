@@ -1,0 +1,158 @@
+"""The cost model against machines whose costs are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+import pytest
+
+from autoplace.cost_model import fit_cost_model
+from autoplace.errors import CalibrationFault
+from autoplace.measurement import Task
+from autoplace.workload import EnvSpec, NetworkSpec
+from tests.synthetic import GPU, Truth, make_calibration, random_tasks
+
+ENV = EnvSpec.make("Known-v0")
+NETWORK = NetworkSpec(observation_size=17, hidden_sizes=(128, 128), action_size=6)
+
+
+def log_errors(truth: Truth, tasks: list[Task], model: object) -> np.ndarray:
+    costs = model.predict(tasks)  # type: ignore[attr-defined]
+    return np.array([math.log(costs[task].seconds / truth.seconds(task)) for task in tasks])
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 1), ("cpu", 2), (GPU, 1)])
+def test_sizes_that_were_never_timed_are_predicted_within_a_few_per_cent(
+    device: str, threads: int
+) -> None:
+    truth = Truth(gpu=True)
+    model = fit_cost_model(make_calibration(truth))
+    errors = np.abs(
+        log_errors(truth, random_tasks(np.random.default_rng(0), device, 120, threads), model)
+    )
+    assert np.median(errors) < 0.04
+    assert np.quantile(errors, 0.9) < 0.15
+
+
+def test_noise_of_five_per_cent_barely_moves_predictions() -> None:
+    truth = Truth()
+    rng = np.random.default_rng(5)
+    model = fit_cost_model(
+        make_calibration(truth, noise=lambda: math.exp(0.05 * rng.standard_normal()))
+    )
+    errors = np.abs(log_errors(truth, random_tasks(np.random.default_rng(1), "cpu", 90, 1), model))
+    assert np.median(errors) < 0.06
+
+
+def test_samples_a_thousand_times_too_long_do_not_move_predictions() -> None:
+    truth = Truth()
+    rng = np.random.default_rng(7)
+    clean = fit_cost_model(make_calibration(truth, samples=21))
+    spoilt = fit_cost_model(
+        make_calibration(
+            truth, samples=21, noise=lambda: 1000.0 if rng.random() < 0.05 else 1.0
+        )
+    )
+    tasks = random_tasks(np.random.default_rng(2), "cpu", 60, 1)
+    first, second = clean.predict(tasks), spoilt.predict(tasks)
+    for task in tasks:
+        assert second[task].seconds == pytest.approx(first[task].seconds, rel=0.01)
+
+
+def test_intervals_hold_for_most_sizes_that_were_never_timed() -> None:
+    truth = Truth(gpu=True)
+    rng = np.random.default_rng(11)
+    model = fit_cost_model(
+        make_calibration(truth, noise=lambda: math.exp(0.05 * rng.standard_normal()))
+    )
+    tasks = random_tasks(np.random.default_rng(3), "cpu", 200, 1)
+    costs = model.predict(tasks)
+    held = [costs[t].low_s <= truth.seconds(t) <= costs[t].high_s for t in tasks]
+    assert 0.75 <= np.mean(held) <= 1.0
+
+
+def test_a_task_that_was_timed_gets_its_median_and_says_measured() -> None:
+    truth = Truth()
+    calibration = make_calibration(truth)
+    task = next(m.task for m in calibration.measurements if m.task.op == "update")
+    cost = fit_cost_model(calibration).predict([task])[task]
+    assert cost.seconds == pytest.approx(truth.seconds(task))
+    assert cost.source == "measured"
+    assert cost.low_s < cost.seconds < cost.high_s
+
+
+def test_far_outside_of_what_was_timed_the_source_says_so_and_the_interval_is_wider() -> None:
+    model = fit_cost_model(make_calibration(Truth()))
+    inside = Task(op="update", network=NETWORK, rows=300)
+    outside = dataclasses.replace(inside, rows=300_000)
+    costs = model.predict([inside, outside])
+    assert costs[inside].source == "interpolated"
+    assert costs[outside].source == "extrapolated"
+
+    def width(task: Task) -> float:
+        return costs[task].high_s / costs[task].low_s
+
+    assert width(outside) > 1.5 * width(inside)
+
+
+def test_extrapolation_follows_the_physics() -> None:
+    truth = Truth()
+    model = fit_cost_model(make_calibration(truth))
+    task = Task(op="matmul", shape=(16384, 4096, 4096))
+    cost = model.predict([task])[task]
+    assert cost.seconds == pytest.approx(truth.seconds(task), rel=0.1)
+
+
+def test_more_threads_and_a_faster_device_cost_less() -> None:
+    model = fit_cost_model(make_calibration(Truth(gpu=True)))
+    tasks = [
+        Task(op="update", network=NETWORK, rows=4000, device=device, threads=threads)
+        for device, threads in (("cpu", 1), ("cpu", 2), (GPU, 1))
+    ]
+    one, two, gpu = (model.predict(tasks)[task].seconds for task in tasks)
+    assert one > two > gpu
+
+
+def test_an_environment_between_two_timed_numbers_is_interpolated() -> None:
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=1e-4)
+    task = Task(op="env_step", env=ENV, backend="sync", num_envs=20)
+    cost = fit_cost_model(calibration).predict([task])[task]
+    assert cost.seconds == pytest.approx(5e-6 + 20e-4, rel=0.02)
+    assert cost.source == "interpolated"
+
+
+def test_an_environment_that_was_never_timed_names_the_next_command() -> None:
+    model = fit_cost_model(make_calibration(Truth()))
+    with pytest.raises(CalibrationFault, match="autoplace calibrate --env Known-v0"):
+        model.predict([Task(op="env_step", env=ENV, backend="sync", num_envs=8)])
+
+
+def test_a_device_that_was_never_timed_names_the_next_command() -> None:
+    model = fit_cost_model(make_calibration(Truth()))
+    with pytest.raises(CalibrationFault, match="cuda:0 was not calibrated"):
+        model.predict([Task(op="update", device=GPU, network=NETWORK, rows=64)])
+
+
+def test_a_calibration_without_basic_timings_is_refused() -> None:
+    calibration = make_calibration(Truth())
+    bare = dataclasses.replace(calibration, measurements=calibration.measurements[:3])
+    with pytest.raises(CalibrationFault, match="run `autoplace calibrate` again"):
+        fit_cost_model(bare)
+
+
+def test_fitting_twice_gives_the_same_model() -> None:
+    calibration = make_calibration(Truth(gpu=True))
+    tasks = random_tasks(np.random.default_rng(4), "cpu", 30, 1)
+    first = fit_cost_model(calibration).predict(tasks)
+    assert fit_cost_model(calibration).predict(tasks) == first
+
+
+@pytest.mark.bench
+def test_fitting_takes_less_than_a_second() -> None:
+    calibration = make_calibration(Truth(gpu=True))
+    start_s = time.perf_counter()
+    fit_cost_model(calibration)
+    assert time.perf_counter() - start_s < 1.0
