@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +37,12 @@ class _Failure(click.ClickException):
 
     def __init__(self, error: AutoplaceError) -> None:
         super().__init__(str(error))
-        self.exit_code = error.exit_code
+        self._error = error
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """Of the error, which click reads here."""
+        return self._error.exit_code
 
 
 class _Group(click.Group):
@@ -67,49 +72,43 @@ def main() -> None:
 # Options that several commands share
 
 
-class _HiddenSizes(click.ParamType):
-    name = "W,W,..."
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            sizes = tuple(int(part) for part in str(value).split(",") if part.strip())
-        except ValueError:
-            sizes = ()
-        if not sizes or any(size < 1 for size in sizes):
-            self.fail(
-                f"hidden layers are whole numbers from 1 with commas between, got {value!r}: "
-                "use for example 64,64",
-                param,
-                ctx,
-            )
-        return sizes
+def _hidden_sizes(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """``64,64`` as a tuple."""
+    if value is None:
+        return None
+    try:
+        sizes = tuple(int(part) for part in value.split(",") if part.strip())
+    except ValueError:
+        sizes = ()
+    if not sizes or any(size < 1 for size in sizes):
+        raise click.BadParameter(
+            f"hidden layers are whole numbers from 1 with commas between, got {value!r}: "
+            "use for example 64,64",
+            ctx=ctx,
+            param=param,
+        )
+    return sizes
 
 
-class _AutoInt(click.ParamType):
-    """A whole number, or ``auto`` for ``None``."""
-
-    name = "N|auto"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        if value is None or value == "auto":
-            return None
-        try:
-            return int(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+def _whole_or_auto(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """A whole number, or ``None`` for ``auto``."""
+    if value is None or value == "auto":
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is neither a whole number nor auto: give one of them", ctx=ctx, param=param
+        ) from None
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def _apply(options: list[Callable[[Function], Function]], function: Function) -> Function:
+def _apply(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
     for option in reversed(options):
         function = option(function)
     return function
@@ -139,12 +138,23 @@ def _placement_options(function: Function) -> Function:
             click.option("--device", help="Accelerator to use, or cpu; auto if not given."),
             click.option(
                 "--transfer-interval",
-                type=_AutoInt(),
+                metavar="N|auto",
+                callback=_whole_or_auto,
                 help="Vector steps per rollout chunk copied to the learner.",
             ),
             click.option("--env-backend", help="How environments are stepped together."),
-            click.option("--sample-threads", type=_AutoInt(), help="CPU threads while sampling."),
-            click.option("--learn-threads", type=_AutoInt(), help="CPU threads while learning."),
+            click.option(
+                "--sample-threads",
+                metavar="N|auto",
+                callback=_whole_or_auto,
+                help="CPU threads while sampling.",
+            ),
+            click.option(
+                "--learn-threads",
+                metavar="N|auto",
+                callback=_whole_or_auto,
+                help="CPU threads while learning.",
+            ),
             click.option(
                 "--max-policy-lag",
                 type=click.IntRange(min=0),
@@ -157,20 +167,30 @@ def _placement_options(function: Function) -> Function:
     )
 
 
-# (field of Hyperparameters, click type, help); the defaults are those of the field.
-_HYPERPARAMETERS: tuple[tuple[str, Any, str], ...] = (
-    ("num_envs", int, "Environments stepped together."),
-    ("rollout_steps", int, "Vector steps in one rollout."),
-    ("minibatch_rows", _AutoInt(), "Rows of one gradient step; auto lets the planner choose."),
-    ("epochs", int, "Passes over each rollout."),
-    ("hidden_sizes", _HiddenSizes(), "Widths of the hidden layers."),
-    ("learning_rate", float, "Adam's step size at the start."),
-    ("gamma", float, "Discount per step."),
-    ("gae_lambda", float, "Decay of the advantage estimate."),
-    ("clip_range", float, "Allowed change of the probability ratio."),
-    ("entropy_coef", float, "Weight of the entropy bonus."),
-    ("value_coef", float, "Weight of the value loss."),
-    ("max_grad_norm", float, "Gradients are scaled down to this norm."),
+# (field of Hyperparameters, click's settings, help); the defaults are those of the field.
+_INT: dict[str, Any] = {"type": int}
+_FLOAT: dict[str, Any] = {"type": float}
+_HYPERPARAMETERS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("num_envs", _INT, "Environments stepped together."),
+    ("rollout_steps", _INT, "Vector steps in one rollout."),
+    (
+        "minibatch_rows",
+        {"metavar": "N|auto", "callback": _whole_or_auto},
+        "Rows of one gradient step; auto lets the planner choose.",
+    ),
+    ("epochs", _INT, "Passes over each rollout."),
+    (
+        "hidden_sizes",
+        {"metavar": "W,W,...", "callback": _hidden_sizes},
+        "Widths of the hidden layers.",
+    ),
+    ("learning_rate", _FLOAT, "Adam's step size at the start."),
+    ("gamma", _FLOAT, "Discount per step."),
+    ("gae_lambda", _FLOAT, "Decay of the advantage estimate."),
+    ("clip_range", _FLOAT, "Allowed change of the probability ratio."),
+    ("entropy_coef", _FLOAT, "Weight of the entropy bonus."),
+    ("value_coef", _FLOAT, "Weight of the value loss."),
+    ("max_grad_norm", _FLOAT, "Gradients are scaled down to this norm."),
 )
 _SWITCHES: tuple[tuple[str, str], ...] = (
     ("anneal_learning_rate", "Let the step size fall linearly over the run."),
@@ -181,18 +201,21 @@ _SWITCHES: tuple[tuple[str, str], ...] = (
 
 
 def _hyperparameter_options(function: Function) -> Function:
-    options = [
+    options: list[Callable[[Function], Function]] = [
         click.option(
             "--preset",
             metavar="NAME|auto",
             help="Tuned hyperparameters of a known environment; auto takes ENV's own.",
         )
     ]
-    for name, kind, text in _HYPERPARAMETERS:
-        options.append(click.option(_flag(name), name, type=kind, help=text))
-    for name, text in _SWITCHES:
-        flag = _flag(name)
-        options.append(click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text))
+    options += [
+        click.option(_flag(name), name, help=text, **settings)
+        for name, settings, text in _HYPERPARAMETERS
+    ]
+    options += [
+        click.option(f"{_flag(name)}/--no-{_flag(name)[2:]}", name, default=None, help=text)
+        for name, text in _SWITCHES
+    ]
     return _apply(options, function)
 
 
@@ -205,7 +228,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON 
 
 def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Workload:
     """The workload that the options describe: preset first, single flags on top."""
-    from autoplace.describe import describe
+    from autoplace.envs import describe
 
     values: dict[str, Any] = {}
     if options["preset"] is not None:

@@ -40,7 +40,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from autoplace.errors import CalibrationFault
 from autoplace.measurement import Calibration, Measurement, Task
-from autoplace.workload import FLOAT_BYTES, NetworkSpec
+from autoplace.workload import FLOAT_BYTES
 
 Array = NDArray[np.float64]
 
@@ -91,9 +91,7 @@ class _Matmul:
         """Seconds without the fixed part."""
         flops = 2.0 * m * k * n
         nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
-        return max(
-            flops / self.flops_per_s * (1 + self.half_rows / m), nbytes / self.bytes_per_s
-        )
+        return max(flops / self.flops_per_s * (1 + self.half_rows / m), nbytes / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,7 @@ def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
     m, k, n = shapes.T
     flops = 2 * m * k * n
     nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
-    start = np.log(
-        [seconds.min() / 2, (flops / seconds).max(), 2 * (nbytes / seconds).max(), 0.5]
-    )
+    start = np.log([seconds.min() / 2, (flops / seconds).max(), 2 * (nbytes / seconds).max(), 0.5])
 
     def log_ratio(theta: Array) -> Array:
         fixed, rate, bandwidth, half = np.exp(theta)
@@ -239,7 +235,7 @@ class _Parts:
     def flat(self) -> tuple[float, ...]:
         return (*self.host_s, *self.device_s, *self.tail_s)
 
-    def total_s(self, factors: Sequence[float]) -> float:
+    def total_s(self, factors: Iterable[float]) -> float:
         """Seconds with each part scaled by its factor.
 
         Where ``wait_only``, what counts is how long the host waits for the device after having
@@ -293,15 +289,15 @@ def _physics(primitives: _Primitives, task: Task) -> _Parts:
     if task.op == "matmul":
         model = primitives.matmul_for(device, threads)
         m, k, n = task.shape
-        parts = (model.fixed_s, model.work_s(m, k, n))
-        if task.residency == "copied":
-            parts = (
-                *parts,
-                primitives.copy_s(device, "h2d", False, FLOAT_BYTES * m * k)
-                + primitives.copy_s(device, "h2d", False, FLOAT_BYTES * k * n)
-                + primitives.copy_s(device, "d2h", False, FLOAT_BYTES * m * n),
-            )
-        return _Parts(parts)
+        on_the_device_s = (model.fixed_s, model.work_s(m, k, n))
+        if task.residency == "resident":
+            return _Parts(on_the_device_s)
+        copied_s = (
+            primitives.copy_s(device, "h2d", False, FLOAT_BYTES * m * k)
+            + primitives.copy_s(device, "h2d", False, FLOAT_BYTES * k * n)
+            + primitives.copy_s(device, "d2h", False, FLOAT_BYTES * m * n)
+        )
+        return _Parts((*on_the_device_s, copied_s))
     if task.op == "elementwise":
         nbytes = 2.0 * FLOAT_BYTES * task.shape[0]
         fixed_s = dispatch_s + launch_s
@@ -355,7 +351,9 @@ def _physics(primitives: _Primitives, task: Task) -> _Parts:
             device, "h2d", True, FLOAT_BYTES * rows * network.observation_size
         )
         arithmetic_s = _network_work_s(primitives, device, threads, network.actor_layers, rows)
-        memory_s = primitives.memory_s(device, threads, 2.0 * _activation_bytes(network.actor_layers, rows))
+        memory_s = primitives.memory_s(
+            device, threads, 2.0 * _activation_bytes(network.actor_layers, rows)
+        )
         action_numbers = rows * (network.action_size if network.continuous else 2)
         to_host_s = primitives.copy_s(device, "d2h", True, FLOAT_BYTES * action_numbers)
         return _Parts(
@@ -418,9 +416,7 @@ _NUGGET = 0.01
 class _Correction:
     """Factors of the parts, and a Gaussian process on the log-ratio that they leave."""
 
-    def __init__(
-        self, rows: Sequence[Measurement], physics: Callable[[Task], _Parts]
-    ) -> None:
+    def __init__(self, rows: Sequence[Measurement], physics: Callable[[Task], _Parts]) -> None:
         tasks = [m.task for m in rows]
         parts = [physics(task) for task in tasks]
         seconds = np.array([m.median_s for m in rows])
@@ -446,9 +442,7 @@ class _Correction:
             model = np.array([max(p.total_s(factors), 1e-9) for p in parts])
             return np.concatenate([np.log(model / seconds) / 0.1, theta / 1.5])
 
-        fit = least_squares(
-            residual, np.zeros(num_parts), loss="soft_l1", f_scale=1.0, max_nfev=60
-        )
+        fit = least_squares(residual, np.zeros(num_parts), loss="soft_l1", f_scale=1.0, max_nfev=60)
         return np.asarray(np.exp(fit.x))
 
     @staticmethod
@@ -517,9 +511,7 @@ class CostModel:
                 self._env_steps[_any_number(task)].append(measurement)
             else:
                 groups[_kind(task)].append(measurement)
-        self._corrections = {
-            kind: _Correction(rows, self._parts) for kind, rows in groups.items()
-        }
+        self._corrections = {kind: _Correction(rows, self._parts) for kind, rows in groups.items()}
 
     def _parts(self, task: Task) -> _Parts:
         return _physics(self._primitives, task)
@@ -561,9 +553,7 @@ class CostModel:
             costs.update(self._predict_kind(kind, group))
         return {task: costs[task] for task in distinct}
 
-    def _predict_kind(
-        self, kind: tuple[object, ...], group: Sequence[Task]
-    ) -> dict[Task, Cost]:
+    def _predict_kind(self, kind: tuple[object, ...], group: Sequence[Task]) -> dict[Task, Cost]:
         if group[0].device not in self.devices:
             raise CalibrationFault(
                 f"device {group[0].device} was not calibrated, only {', '.join(self.devices)}: "
@@ -573,7 +563,9 @@ class CostModel:
         correction = self._corrections.get(kind)
         if correction is None:
             return {
-                task: _cost(max(p.total_s([1.0] * len(p.flat)), 1e-9), UNTIMED_ERROR, "extrapolated")
+                task: _cost(
+                    max(p.total_s([1.0] * len(p.flat)), 1e-9), UNTIMED_ERROR, "extrapolated"
+                )
                 for task, p in zip(group, parts, strict=True)
             }
         seconds, errors, outside = correction.predict(group, parts)

@@ -94,7 +94,8 @@ def _crossover(
 ) -> Crossover:
     octaves = math.log2(_LARGEST / _SMALLEST)
     sizes = [
-        round(_SMALLEST * 2 ** (step / _PER_OCTAVE)) for step in range(int(octaves * _PER_OCTAVE) + 1)
+        round(_SMALLEST * 2 ** (step / _PER_OCTAVE))
+        for step in range(int(octaves * _PER_OCTAVE) + 1)
     ]
     costs = model.predict([side(size) for side in (baseline, challenger) for size in sizes])
     ratios, widths = [], []

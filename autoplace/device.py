@@ -21,6 +21,29 @@ import torch
 from autoplace.device_names import CPU, canonical_device, is_accelerator
 from autoplace.errors import DeviceFault
 
+__all__ = [
+    "CPU",
+    "Channel",
+    "Clock",
+    "CopyStream",
+    "DeviceTimer",
+    "accelerator_devices",
+    "accelerator_type",
+    "can_pin",
+    "canonical_device",
+    "charge",
+    "empty_cache",
+    "host_empty",
+    "is_accelerator",
+    "memory_bytes",
+    "now",
+    "require_device",
+    "seed_device",
+    "synchronize",
+    "torch_threads",
+    "use_clock",
+]
+
 
 class Clock(Protocol):
     """Where the time comes from."""
@@ -117,13 +140,16 @@ def _module(device: str) -> Any:  # noqa: ANN401 - torch's device modules share 
 def synchronize(device: str) -> None:
     """Wait until everything queued on ``device`` is done; nothing to wait for on the CPU."""
     if is_accelerator(device):
-        _module(device).synchronize()
+        # The device modules' own synchronize() would wait for the current device, whichever that is.
+        torch.accelerator.synchronize(torch.device(device))
 
 
 def seed_device(device: str, seed: int) -> None:
-    """Seed torch's default generator of ``device``."""
+    """Seed torch's default generator of ``device`` (and of the others of its type)."""
     if is_accelerator(device):
-        _module(device).manual_seed(seed)
+        module = _module(device)
+        # manual_seed() means the current device; MPS, which has one device, knows no other.
+        getattr(module, "manual_seed_all", module.manual_seed)(seed)
     else:
         torch.default_generator.manual_seed(seed)
 
@@ -188,8 +214,9 @@ class CopyStream:
     def __init__(self, device: str) -> None:
         self._device = device
         self._module = _module(device) if is_accelerator(device) else None
-        has_streams = self._module is not None and hasattr(self._module, "Stream")
-        self._stream = self._module.Stream(device=torch.device(device)) if has_streams else None
+        self._stream: Any = None
+        if self._module is not None and hasattr(self._module, "Stream"):
+            self._stream = self._module.Stream(device=torch.device(device))
 
     @contextlib.contextmanager
     def after_current(self) -> Iterator[None]:
@@ -197,14 +224,14 @@ class CopyStream:
         if self._stream is None or self._module is None:
             yield
             return
-        self._stream.wait_stream(self._module.current_stream())
+        self._stream.wait_stream(self._module.current_stream(torch.device(self._device)))
         with self._module.stream(self._stream):
             yield
 
     def join(self) -> None:
         """Make the current stream wait for what is queued here (the host does not wait)."""
         if self._stream is not None and self._module is not None:
-            self._module.current_stream().wait_stream(self._stream)
+            self._module.current_stream(torch.device(self._device)).wait_stream(self._stream)
 
     def synchronize(self) -> None:
         """Make the host wait for what is queued here."""
@@ -221,17 +248,24 @@ class DeviceTimer:
     """
 
     def __init__(self, device: str) -> None:
-        module = _module(device)
-        self._start = module.Event(enable_timing=True)
-        self._stop = module.Event(enable_timing=True)
+        self._device = torch.device(device)
+        self._module = _module(device)
+        self._start = self._module.Event(enable_timing=True)
+        self._stop = self._module.Event(enable_timing=True)
 
     def start(self) -> None:
         """Mark the start on the current stream."""
-        self._start.record()
+        self._record(self._start)
 
     def stop(self) -> None:
         """Mark the end on the current stream."""
-        self._stop.record()
+        self._record(self._stop)
+
+    def _record(self, event: Any) -> None:  # noqa: ANN401 - torch's events share no type
+        if hasattr(self._module, "current_stream"):
+            event.record(self._module.current_stream(self._device))
+        else:  # MPS has one stream
+            event.record()
 
     def elapsed_s(self) -> float:
         """Seconds between the two marks; waits until the second has been reached."""

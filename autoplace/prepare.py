@@ -6,10 +6,10 @@ about calibrations at all.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoplace import store
 from autoplace.errors import CalibrationFault
@@ -17,7 +17,8 @@ from autoplace.machine import detect_machine
 from autoplace.measurement import Calibration, Measurement
 from autoplace.workload import Workload
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from autoplace.measure.calibrate import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ def prepare_calibration(
     workload: Workload,
     *,
     path: Path | None = None,
-    progress: Callable[[object], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
     """The calibration to plan ``workload`` with.
@@ -85,7 +86,7 @@ def prepare_calibration(
     return Prepared(calibration=stored, notes=tuple(notes))
 
 
-def _quick_calibration(progress: Callable[[object], None] | None) -> Calibration:
+def _quick_calibration(progress: Callable[[Progress], None] | None) -> Calibration:
     from autoplace.measure.calibrate import QUICK_BUDGET_S, calibrate  # imports torch
 
     return calibrate(budget_s=QUICK_BUDGET_S, quick=True, progress=progress)

@@ -6,6 +6,7 @@ placement stays the planner's.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,4 +110,4 @@ def preset_hyperparameters(name: str, env_id: str) -> dict[str, Any]:
 
 
 def _base(env_id: str) -> str:
-    return env_id.rpartition(":")[2].rpartition("-v")[0].lower()
+    return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2]).lower()

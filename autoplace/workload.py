@@ -7,6 +7,7 @@ measurement and no placement: the same workload is planned for any machine.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class NetworkSpec:
 
     def _layers(self, outputs: int) -> tuple[tuple[int, int], ...]:
         widths = (self.observation_size, *self.hidden_sizes, outputs)
-        return tuple(zip(widths[:-1], widths[1:], strict=True))
+        return tuple(itertools.pairwise(widths))
 
     @property
     def num_parameters(self) -> int:

@@ -162,9 +162,7 @@ def make_calibration(
             dict.fromkeys(policy_step_parts(task) if task.op == "policy_step" else (task,))
         )
     measurements = [
-        Measurement(
-            task=task, times_s=tuple(truth.seconds(task) * noise() for _ in range(samples))
-        )
+        Measurement(task=task, times_s=tuple(truth.seconds(task) * noise() for _ in range(samples)))
         for task in timed
     ]
     if env is not None:

@@ -52,9 +52,7 @@ def test_samples_a_thousand_times_too_long_do_not_move_predictions() -> None:
     rng = np.random.default_rng(7)
     clean = fit_cost_model(make_calibration(truth, samples=21))
     spoilt = fit_cost_model(
-        make_calibration(
-            truth, samples=21, noise=lambda: 1000.0 if rng.random() < 0.05 else 1.0
-        )
+        make_calibration(truth, samples=21, noise=lambda: 1000.0 if rng.random() < 0.05 else 1.0)
     )
     tasks = random_tasks(np.random.default_rng(2), "cpu", 60, 1)
     first, second = clean.predict(tasks), spoilt.predict(tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autoplace.envs.describe import EnvDescription, inspect_env
+from autoplace.envs.describe import EnvDescription, describe, inspect_env
 from autoplace.envs.make import make_env
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step, VectorEnv, spawn_seeds
@@ -18,6 +18,7 @@ __all__ = [
     "Step",
     "SyncVectorEnv",
     "VectorEnv",
+    "describe",
     "inspect_env",
     "make_env",
     "make_vector_env",

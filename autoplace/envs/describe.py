@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from autoplace.envs.make import make_env
 from autoplace.envs.spaces import ActionCodec, ObservationCodec, action_codec, observation_codec
+from autoplace.errors import CalibrationFault, UsageError
+from autoplace.measurement import Calibration
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 
@@ -83,3 +87,46 @@ def inspect_env(spec: EnvSpec) -> EnvDescription:
     finally:
         with contextlib.suppress(Exception):  # a broken close must not hide what was found
             env.close()
+
+
+_HYPERPARAMETERS = tuple(field.name for field in dataclasses.fields(Hyperparameters))
+
+
+def describe(
+    env: str | EnvSpec,
+    *,
+    calibration: Calibration | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    **hyperparameters: Any,  # noqa: ANN401 - each has its own type, checked by Hyperparameters
+) -> Workload:
+    """The workload of PPO on an environment.
+
+    Args:
+        env: a Gymnasium id, ``module:EnvId``, ``path/to/file.py:make_env``, or a spec.
+        calibration: where given, it must hold the environment's step time, so that the workload
+            can be planned with it.
+        env_kwargs: keyword arguments the environment is made with.
+        **hyperparameters: fields of :class:`Hyperparameters` that differ from their defaults.
+
+    Raises:
+        UsageError: a hyperparameter that does not exist or cannot work.
+        EnvironmentFault: the environment cannot be made or has a space that is not supported.
+        CalibrationFault: ``calibration`` lacks the environment's step time.
+    """
+    unknown = [name for name in hyperparameters if name not in _HYPERPARAMETERS]
+    if unknown:
+        raise UsageError(
+            f"hyperparameters are {', '.join(_HYPERPARAMETERS)}, got {unknown[0]!r}: "
+            "use one of these"
+        )
+    spec = env if isinstance(env, EnvSpec) else EnvSpec.make(env, env_kwargs)
+    hyper = Hyperparameters(**hyperparameters)
+    workload = inspect_env(spec).workload(hyper)
+    if calibration is not None and not any(
+        m.task.op == "env_step" and m.task.env == spec for m in calibration.measurements
+    ):
+        raise CalibrationFault(
+            f"the calibration has no step time of {spec.id}: "
+            f"run `autoplace calibrate --env {spec.id}`"
+        )
+    return workload

@@ -63,7 +63,7 @@ def calibrate(
     devices: Sequence[str] | str = "auto",
     budget_s: float = DEFAULT_BUDGET_S,
     quick: bool = False,
-    envs: Iterable[EnvSpec] = (),
+    envs: Iterable[EnvSpec | str] = (),
     progress: Callable[[Progress], None] | None = None,
     clock: device.Clock | None = None,
     machine: Machine | None = None,
@@ -87,7 +87,8 @@ def calibrate(
     if budget_s < 1:
         raise UsageError(f"--budget is at least 1 second, got {budget_s:g}: raise it")
     with device.use_clock(clock):
-        return _calibrate(devices, budget_s, quick, tuple(envs), progress, machine)
+        specs = tuple(EnvSpec.make(env) if isinstance(env, str) else env for env in envs)
+        return _calibrate(devices, budget_s, quick, specs, progress, machine)
 
 
 def _calibrate(

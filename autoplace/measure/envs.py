@@ -54,6 +54,7 @@ def _env_step(task: Task, description: EnvDescription) -> Probe:
     envs = make_vector_env(description, num_envs=task.num_envs, backend=task.backend)
     envs.reset(spawn_seeds(_SEED, task.num_envs))
     rng = np.random.default_rng(_SEED)
+    actions: np.ndarray
     if description.continuous:
         actions = rng.standard_normal(
             (_ACTION_ROWS, task.num_envs, description.action_size), dtype=np.float32

@@ -171,9 +171,7 @@ def policy_step_parts(task: Task) -> tuple[Task, ...]:
     """The tasks that one probe of a policy step times."""
     if task.device == device.CPU:
         return (task,)
-    return tuple(
-        _with_op(task, op) for op in ("obs_to_device", "policy_step", "action_to_host")
-    )
+    return tuple(_with_op(task, op) for op in ("obs_to_device", "policy_step", "action_to_host"))
 
 
 def _with_op(task: Task, op: str) -> Task:
@@ -226,7 +224,7 @@ def _update(task: Task) -> Probe:
         learning_rate=1e-9,  # weights stay as they are, however often it is timed
     )
     updater = Updater(_network(spec, on), hyper, minibatch_rows=rows)
-    indices = torch.randperm(num_rows, generator=generator).to(on).split(rows)
+    indices = torch.split(torch.randperm(num_rows, generator=generator).to(on), rows)
     count = 0
 
     def step() -> None:
@@ -274,4 +272,6 @@ def probe_bytes(task: Task) -> float:
     spec = task.network
     rows = task.rows if task.op != "gae" else task.shape[0] * task.shape[1]
     outputs = sum(outputs for _, outputs in spec.layers)
-    return FLOAT_BYTES * (8.0 * spec.num_parameters + rows * (6.0 * outputs + 8.0 * spec.observation_size))
+    return FLOAT_BYTES * (
+        8.0 * spec.num_parameters + rows * (6.0 * outputs + 8.0 * spec.observation_size)
+    )

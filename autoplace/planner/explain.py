@@ -28,22 +28,19 @@ def explain_plan(plan: Plan, *, every_candidate: bool = False, brief: bool = Fal
 def describe_placement(placement: Placement) -> str:
     """A placement on one line, as short as it can be told from others."""
     text = f"minibatch {placement.minibatch_rows}, {placement.env_backend} envs"
-    if placement.sample_device == "cpu":
-        text += f", sampling on {_threads(placement.sample_threads)}"
-    else:
-        text += f", sampling on {placement.sample_device}"
-    if placement.learn_device == "cpu":
-        text += f", learning on {_threads(placement.learn_threads)}"
-    else:
-        text += f", learning on {placement.learn_device}"
-        if placement.sample_device == "cpu":
-            text += f", chunks of {placement.transfer_interval_steps} steps"
+    sampling = _threads(placement.sample_device, placement.sample_threads)
+    learning = _threads(placement.learn_device, placement.learn_threads)
+    text += f", sampling on {sampling}, learning on {learning}"
+    if placement.sample_device != placement.learn_device:
+        text += f", chunks of {placement.transfer_interval_steps} steps"
     if placement.engine != "eager":
         text += f", {placement.engine}"
     return text
 
 
-def _threads(count: int) -> str:
+def _threads(device: str, count: int) -> str:
+    if device != "cpu":
+        return device
     return f"{count} CPU thread" + ("s" if count != 1 else "")
 
 
@@ -103,41 +100,48 @@ def _verdict(plan: Plan) -> str:
     if plan.runner_up is None:
         return text
     runner = plan.runner_up
-    what = (
-        f"scheme {runner.scheme}" if runner.scheme != plan.scheme else f"{runner.scheme} with"
-    )
+    what = f"scheme {runner.scheme}" if runner.scheme != plan.scheme else f"{runner.scheme} again"
     judgement = (
         "a tie: the margin is inside the model's error"
         if plan.is_close
         else "more than the model's error"
     )
     return (
-        f"{text}\nRunner-up: {what} ({describe_placement(runner.placement)}), "
-        f"{format_rate(runner.env_steps_per_s)} env steps/s.\n"
+        f"{text}\nRunner-up: {what}, {format_rate(runner.env_steps_per_s)} env steps/s:\n"
+        f"  {describe_placement(runner.placement)}.\n"
         f"Margin: {format_percent(plan.margin_fraction)}, {judgement}."
     )
 
 
 def _candidates(plan: Plan, every: bool) -> str:
     shown = plan.candidates if every else _leading(plan.candidates)
-    lines = [f"{'scheme':<15}{'env steps/s':>12}   placement, or why not"]
+    lines = [
+        f"{'scheme':<15}{'env steps/s':>11}{'x efficiency':>14}{'=':>9}{'minibatch':>11}"
+        f"   {'sampling':<11}{'learning':<11}{'chunk':>6}   envs"
+    ]
     for candidate in shown:
         if candidate.rejected_because is not None:
-            lines.append(f"{candidate.scheme:<15}{'-':>12}   {candidate.rejected_because}")
+            lines.append(f"{candidate.scheme:<15}{'-':>11}   {candidate.rejected_because}")
             continue
-        efficiency = (
-            f" (x {significant(candidate.sample_efficiency)} sample efficiency)"
-            if candidate.sample_efficiency != 1
-            else ""
-        )
+        placement = candidate.placement
+        chunked = placement.sample_device != placement.learn_device
+        chunk = str(placement.transfer_interval_steps) if chunked else "-"
+        sampling = _side(placement.sample_device, placement.sample_threads)
+        learning = _side(placement.learn_device, placement.learn_threads)
         lines.append(
-            f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>12}   "
-            f"{describe_placement(candidate.placement)}{efficiency}"
+            f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>11}"
+            f"{candidate.sample_efficiency:>14.2f}{format_rate(candidate.score):>9}"
+            f"{placement.minibatch_rows:>11}"
+            f"   {sampling:<11}{learning:<11}{chunk:>6}   {placement.env_backend}"
         )
     hidden = len(plan.candidates) - len(shown)
     if hidden:
         lines.append(f"... and {hidden} more (--all shows them)")
     return "\n".join(lines)
+
+
+def _side(device: str, threads: int) -> str:
+    return f"cpu x {threads}" if device == "cpu" else device
 
 
 def _leading(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

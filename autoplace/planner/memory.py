@@ -42,8 +42,9 @@ def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
     )
     learner = rollout + 4 * weights + minibatch
     needed = {placement.learn_device: learner}
-    if placement.sample_device != placement.learn_device:
-        needed[placement.sample_device] = rollout + weights
+    if placement.learn_device != "cpu":
+        # The host keeps its side of everything that crosses.
+        needed["cpu"] = rollout + weights
     return needed
 
 

@@ -144,9 +144,7 @@ def _gae(workload: Workload, placement: Placement) -> Work:
 def _update(workload: Workload, placement: Placement) -> Work:
     """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller."""
     hyper = workload.hyperparameters
-    sizes = minibatch_sizes(
-        hyper.rollout_steps * placement.num_envs, placement.minibatch_rows
-    )
+    sizes = minibatch_sizes(hyper.rollout_steps * placement.num_envs, placement.minibatch_rows)
     parts = tuple(
         (
             Task(
@@ -240,9 +238,7 @@ def _cpu_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     )
 
 
-def _cpu_layout(
-    seconds: Mapping[Key, float], placement: Placement, steps: int
-) -> tuple[Span, ...]:
+def _cpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
     sampling = _interleaved(seconds, ["policy_step", "env_step"], steps)
     sampled_s = _total(sampling)
     learning = _in_sequence(seconds, [("gae", "learner"), ("update", "learner")], sampled_s)
@@ -405,9 +401,7 @@ def _gpu_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     )
 
 
-def _gpu_layout(
-    seconds: Mapping[Key, float], placement: Placement, steps: int
-) -> tuple[Span, ...]:
+def _gpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
     sampling = _interleaved(
         seconds, ["obs_to_device", "policy_step", "action_to_host", "env_step"], steps
     )

@@ -5,6 +5,7 @@ No clock, no files, no device: the same calibration and workload give the same p
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from autoplace.workload import Workload
 MINIBATCH_EFFICIENCY: dict[int, float] = {64: 1.0, 128: 1.0, 256: 0.8, 512: 0.5}
 # Two minibatches closer than this are equally fast, and the smaller one learns more safely.
 SAME_SPEED_FRACTION = 0.03
+# Two runs of the very same placement differ by about this much.
+SAME_ITERATION_FRACTION = 0.02
+# Chunk lengths that are considered.
+_MAX_INTERVALS = 8
 # The widest change of a parameter that is searched for a flip.
 FLIP_REACH = 64.0
 
@@ -141,9 +146,9 @@ class _Search:
             for m in self._calibration.measurements
             if m.task.device == "cpu" and m.task.op in ("policy_step", "update")
         } or {m.task.threads for m in self._calibration.measurements if m.task.op == "matmul"}
-        threads = tuple(
-            sorted(t for t in timed if t <= self._calibration.machine.usable_cpus)
-        ) or (1,)
+        threads = tuple(sorted(t for t in timed if t <= self._calibration.machine.usable_cpus)) or (
+            1,
+        )
         backends = tuple(
             sorted(
                 {
@@ -160,9 +165,7 @@ class _Search:
             )
         unusable = {a.device for a in self._calibration.machine.accelerators if not a.usable}
         axes = Axes(
-            accelerators=tuple(
-                d for d in self._model.devices if d != "cpu" and d not in unusable
-            ),
+            accelerators=tuple(d for d in self._model.devices if d != "cpu" and d not in unusable),
             sample_threads=threads,
             learn_threads=threads,
             minibatch_rows=minibatch_choices(hyper.rollout_rows, hyper.minibatch_rows),
@@ -186,9 +189,7 @@ class _Search:
                 reason = too_large(workload, placement, self._limits)
                 if reason is not None:
                     rejected.append(
-                        Candidate(
-                            scheme=scheme.name, placement=placement, rejected_because=reason
-                        )
+                        Candidate(scheme=scheme.name, placement=placement, rejected_because=reason)
                     )
                     continue
                 pending.append((scheme, placement, scheme.work(workload, placement)))
@@ -224,8 +225,10 @@ class _Search:
         )
 
     def _error_s(self, shares: Mapping[Task, float]) -> float:
-        """Standard error of several calls together, by task: tasks err independently, all calls of
-        one task err alike."""
+        """Standard error of several calls together.
+
+        Tasks err independently, all calls of one task err alike.
+        """
         return math.sqrt(
             sum((n * self._costs[task].standard_error_s) ** 2 for task, n in shares.items())
         )
@@ -245,7 +248,10 @@ class _Search:
         shares = _shares(first.works)
         for task, calls in _shares(second.works).items():
             shares[task] = shares.get(task, 0.0) - calls
-        return abs(second.iteration_s - first.iteration_s) < Z90 * self._error_s(shares)
+        width_s = math.hypot(
+            Z90 * self._error_s(shares), SAME_ITERATION_FRACTION * first.iteration_s
+        )
+        return abs(second.iteration_s - first.iteration_s) < width_s
 
     def candidate(self, costed: _Costed) -> Candidate:
         """The candidate as plan data, with each stage's interval."""
@@ -306,7 +312,8 @@ class _Search:
             changed = change(value)
             if changed is None:
                 return None
-            return self.rank(changed)[0][0].scheme.name
+            costed, _ = self.rank(changed)
+            return costed[0].scheme.name if costed else None
 
         for direction in (2.0, 0.5):
             near, factor = start, direction
@@ -381,7 +388,7 @@ def minibatch_efficiency(rows: int) -> float:
     sizes = sorted(MINIBATCH_EFFICIENCY)
     if rows <= sizes[0]:
         return MINIBATCH_EFFICIENCY[sizes[0]]
-    for low, high in zip(sizes[:-1], sizes[1:], strict=True):
+    for low, high in itertools.pairwise(sizes):
         if rows <= high:
             share = math.log(rows / low) / math.log(high / low)
             first, last = MINIBATCH_EFFICIENCY[low], MINIBATCH_EFFICIENCY[high]
@@ -391,12 +398,9 @@ def minibatch_efficiency(rows: int) -> float:
 
 def transfer_intervals(rollout_steps: int) -> tuple[int, ...]:
     """Chunk lengths to consider: the whole rollout, and halves of it down to a few steps."""
-    lengths, length = [], rollout_steps
-    while length >= 1 and len(lengths) < 8:
-        lengths.append(length)
-        if length == 1:
-            break
-        length = math.ceil(length / 2)
+    lengths = [rollout_steps]
+    while lengths[-1] > 1 and len(lengths) < _MAX_INTERVALS:
+        lengths.append(math.ceil(lengths[-1] / 2))
     return tuple(lengths)
 
 
@@ -413,7 +417,10 @@ def _narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
             f"--transfer-interval is between 1 and the rollout's {steps} steps, got {interval}: "
             "change it"
         )
-    for name, flag in (("sample_threads", "--sample-threads"), ("learn_threads", "--learn-threads")):
+    for name, flag in (
+        ("sample_threads", "--sample-threads"),
+        ("learn_threads", "--learn-threads"),
+    ):
         value = given.get(name)
         if value is not None and int(str(value)) < 1:
             raise UsageError(f"{flag} is a whole number from 1, got {value}: change it")
@@ -531,9 +538,7 @@ def _least_certain(sources: Iterator[str]) -> str:
 # Reasons
 
 
-def _changes_learning(
-    scheme: Scheme, workload: Workload, placement: Placement
-) -> tuple[str, ...]:
+def _changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -> tuple[str, ...]:
     changes = []
     if scheme.policy_lag:
         changes.append(
@@ -628,6 +633,7 @@ def _reasons(
     if len(devices) < 2:
         reasons.append("only the CPU has timings, so only its thread counts and sizes were free")
     reasons.extend(
-        f"{candidate.scheme} was left out: {candidate.rejected_because}" for candidate in rejected[:3]
+        f"{candidate.scheme} was left out: {candidate.rejected_because}"
+        for candidate in rejected[:3]
     )
     return tuple(reasons)

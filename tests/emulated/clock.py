@@ -60,6 +60,8 @@ class _Pending:
     """A non-blocking copy that the host has not yet waited for."""
 
     end_s: float
+    stream: int
+    direction: str
     finish: Callable[[], None]
 
 
@@ -271,9 +273,22 @@ class VirtualClock:
         self._finish_copies(self.devices[index], lane.time_s)
         return True
 
-    def add_pending(self, index: int, end_s: float, finish: Callable[[], None]) -> None:
+    def add_pending(
+        self, index: int, stream: int, direction: str, end_s: float, finish: Callable[[], None]
+    ) -> None:
         """Call ``finish`` at the first wait of the host by which a copy has ended."""
-        self.devices[index].pending.append(_Pending(end_s, finish))
+        self.devices[index].pending.append(_Pending(end_s, stream, direction, finish))
+
+    def finish_sends(self, index: int, stream: int) -> None:
+        """Finish the stream's copies to the device, since a later one of it may reuse their source.
+
+        A stream works in order, so what it brings to the host next cannot disturb them.
+        """
+        state = self.devices[index]
+        sends = [c for c in state.pending if (c.stream, c.direction) == (stream, "h2d")]
+        state.pending = [copy for copy in state.pending if copy not in sends]
+        for copy in sends:
+            copy.finish()
 
     def _finish_copies(self, state: DeviceState, time_s: float) -> None:
         if not state.pending:

@@ -362,20 +362,16 @@ def _copy_from(
     to_device = is_on_device(target)
     device, host = (target, source) if to_device else (source, target)
     index, is_pinned = check_index(device.device.index), pinned.holds(host)
+    stream, direction = run.current_stream(index), "h2d" if to_device else "d2h"
     blocking = not (non_blocking and is_pinned)
+    if is_pinned and not to_device:
+        run.clock.finish_sends(index, stream)
     if not dry:
         target_host.copy_(source_host)
-    end = run.clock.copy(
-        index,
-        run.current_stream(index),
-        nbytes,
-        "h2d" if to_device else "d2h",
-        pinned=is_pinned,
-        blocking=blocking,
-    )
+    end = run.clock.copy(index, stream, nbytes, direction, pinned=is_pinned, blocking=blocking)
     if not blocking and not dry:
         finish = _source_is_unchanged(host, index) if to_device else _arrives_later(host)
-        run.clock.add_pending(index, end, finish)
+        run.clock.add_pending(index, stream, direction, end, finish)
     return target
 
 

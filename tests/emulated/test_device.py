@@ -752,7 +752,8 @@ def test_torch_and_the_boundary_report_the_accelerators() -> None:
     assert torch.accelerator.current_accelerator() == torch.device("emu")
     assert torch.accelerator.device_count() == 2
     assert boundary.accelerator_devices() == DEVICES
-    assert boundary.canonical_device("EMU") == "emu:0"
+    assert boundary.require_device("EMU") == "emu:0"
+    assert boundary.require_device("gpu") == "emu:0"
     assert boundary.require_device("emu:1") == "emu:1"
     assert torch.emu.get_device_name(1) == "slow"
 

@@ -1,0 +1,250 @@
+"""Plans for machines whose costs are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from autoplace.errors import CalibrationFault, UsageError
+from autoplace.measurement import Calibration
+from autoplace.planner.memory import Limits
+from autoplace.planner.plan import Plan
+from autoplace.planner.search import (
+    MINIBATCH_EFFICIENCY,
+    make_plan,
+    minibatch_choices,
+    minibatch_efficiency,
+    transfer_intervals,
+)
+from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+from tests.synthetic import GPU, Truth, make_calibration
+
+ENV = EnvSpec.make("Known-v0")
+
+
+def workload(**hyper: object) -> Workload:
+    hyperparameters = Hyperparameters(**hyper)  # type: ignore[arg-type]
+    return Workload(
+        env=ENV,
+        network=NetworkSpec(
+            observation_size=16, hidden_sizes=hyperparameters.hidden_sizes, action_size=4
+        ),
+        hyperparameters=hyperparameters,
+        action_bytes=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def desktop() -> Calibration:
+    """A fast accelerator behind launches of 10 microseconds."""
+    return make_calibration(Truth(gpu=True), env=ENV)
+
+
+@pytest.fixture(scope="module")
+def laptop() -> Calibration:
+    """Two cores and nothing else."""
+    return make_calibration(Truth(), env=ENV)
+
+
+def test_a_small_network_stays_on_the_cpu(desktop: Calibration) -> None:
+    assert make_plan(desktop, workload(hidden_sizes=(32, 32), minibatch_rows=64)).scheme == "cpu"
+
+
+def test_a_wide_network_learns_on_the_accelerator(desktop: Calibration) -> None:
+    plan = make_plan(desktop, workload(hidden_sizes=(512, 512), minibatch_rows=512))
+    assert plan.scheme in ("hybrid", "gpu")
+    assert plan.placement.learn_device == GPU
+
+
+def test_one_env_with_a_wide_network_samples_where_a_round_trip_is_not_paid() -> None:
+    # A round trip per step against a forward pass of a few microseconds
+    slow_link = make_calibration(Truth(gpu=True, copy_latency_s=2e-4), env=ENV)
+    plan = make_plan(
+        slow_link,
+        workload(hidden_sizes=(256, 256), num_envs=1, rollout_steps=2048, minibatch_rows=512),
+    )
+    assert plan.scheme == "hybrid"
+
+
+def test_without_an_accelerator_the_threads_are_what_is_chosen(laptop: Calibration) -> None:
+    small = make_plan(laptop, workload(hidden_sizes=(16, 16), minibatch_rows=64))
+    large = make_plan(laptop, workload(hidden_sizes=(512, 512), minibatch_rows=512))
+    assert small.scheme == large.scheme == "cpu"
+    assert large.placement.learn_threads == 2
+    rejected = {c.scheme: c.rejected_because for c in small.candidates if c.rejected_because}
+    assert rejected["gpu"] == rejected["hybrid"] == "no accelerator was calibrated on this machine"
+
+
+def test_the_same_input_gives_the_same_plan_to_the_byte(desktop: Calibration) -> None:
+    first, second = (json.dumps(make_plan(desktop, workload()).to_json()) for _ in range(2))
+    assert first == second
+
+
+def test_a_plan_survives_json(desktop: Calibration) -> None:
+    plan = make_plan(desktop, workload(hidden_sizes=(256, 256)))
+    back = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert back.chosen == plan.chosen
+    assert back.workload == plan.workload
+    assert back.to_json() == plan.to_json()
+
+
+def test_the_plan_has_every_key_that_users_rely_on(desktop: Calibration) -> None:
+    data = make_plan(desktop, workload()).to_json()
+    assert set(data) >= {
+        "scheme", "placement", "env_steps_per_s", "iteration_s", "stages", "bottleneck",
+        "candidates", "runner_up", "margin_fraction", "is_close", "flips", "changes_learning",
+        "reasons",
+    }  # fmt: skip
+    assert set(data["placement"]) == {
+        "device", "sample_device", "learn_device", "transfer_interval_steps", "minibatch_rows",
+        "num_envs", "num_workers", "env_backend", "sample_threads", "learn_threads", "engine",
+        "precision", "accumulation_steps",
+    }  # fmt: skip
+    for stage in data["stages"]:
+        assert set(stage) == {
+            "name", "lane", "start_s", "calls", "total_s", "low_s", "high_s", "source"
+        }  # fmt: skip
+    for candidate in data["candidates"]:
+        assert set(candidate) >= {"scheme", "placement", "env_steps_per_s", "rejected_because"}
+
+
+@pytest.mark.parametrize("scheme", ["cpu", "hybrid", "gpu"])
+def test_each_lane_sums_to_the_iteration(desktop: Calibration, scheme: str) -> None:
+    plan = make_plan(desktop, workload(), scheme=scheme)
+    assert plan.scheme == scheme
+    lanes: dict[str, float] = {}
+    for stage in plan.chosen.stages:
+        lanes[stage.lane] = lanes.get(stage.lane, 0.0) + stage.total_s
+    for total in lanes.values():
+        assert total == pytest.approx(plan.chosen.iteration_s)
+    assert plan.chosen.env_steps_per_s == pytest.approx(1024 / plan.chosen.iteration_s)
+
+
+def test_what_the_user_gave_is_kept_and_the_rest_is_planned_around_it(desktop: Calibration) -> None:
+    plan = make_plan(
+        desktop,
+        workload(minibatch_rows=128),
+        scheme="hybrid",
+        placement={"transfer_interval_steps": 50, "sample_threads": 2, "device": "CUDA"},
+    )
+    assert plan.placement.minibatch_rows == 128
+    assert plan.placement.transfer_interval_steps == 50
+    assert plan.placement.sample_threads == 2
+    assert plan.placement.device == GPU
+
+
+def test_a_wide_margin_is_no_tie_and_equal_candidates_are(desktop: Calibration) -> None:
+    clear = make_plan(desktop, workload(hidden_sizes=(1024, 1024), minibatch_rows=512))
+    assert clear.margin_fraction > 0.1
+    assert not clear.is_close
+    # An accelerator exactly as good as the CPU's runner-up: hybrid with two chunk lengths
+    close = make_plan(
+        desktop, workload(hidden_sizes=(512, 512), minibatch_rows=512), scheme="hybrid"
+    )
+    assert close.margin_fraction < 0.01
+    assert close.is_close
+
+
+def test_flips_hold_when_they_are_tried(desktop: Calibration) -> None:
+    plan = make_plan(desktop, workload(hidden_sizes=(64, 64), minibatch_rows=64))
+    assert plan.scheme == "cpu"
+    flips = {flip.parameter: flip for flip in plan.flips}
+    assert "hidden_sizes" in flips
+    flip = flips["hidden_sizes"]
+    assert flip.scheme_from == "cpu"
+    width = round(flip.to_value * 1.05)
+    there = make_plan(desktop, plan.workload.replace(hidden_sizes=(width, width)))
+    assert there.scheme == flip.scheme_to
+    width = round(flip.to_value * 0.85)
+    before = make_plan(desktop, plan.workload.replace(hidden_sizes=(width, width)))
+    assert before.scheme == "cpu"
+
+
+def test_a_faster_environment_raises_the_prediction_by_what_it_saves() -> None:
+    slow = make_calibration(Truth(), env=ENV, env_step_s=1e-3)
+    fast = make_calibration(Truth(), env=ENV, env_step_s=5e-4)
+    first = make_plan(slow, workload(minibatch_rows=256))
+    second = make_plan(fast, workload(minibatch_rows=256))
+    assert first.bottleneck == "env_step"
+    saved = first.chosen.iteration_s - second.chosen.iteration_s
+    assert saved == pytest.approx(128 * 8 * 5e-4, rel=0.01)
+
+
+def test_memory_that_is_not_there_rejects_with_the_figure(desktop: Calibration) -> None:
+    plan = make_plan(
+        desktop,
+        workload(hidden_sizes=(1024, 1024), minibatch_rows=512),
+        limits=Limits(host_bytes=2**34, device_bytes=2**20),
+    )
+    assert plan.scheme == "cpu"
+    reasons = [c.rejected_because for c in plan.candidates if c.scheme == "gpu"]
+    assert reasons and all("GiB on cuda:0" in str(reason) for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "hyper", "message"),
+    [
+        ({"scheme": "magic"}, {}, "--scheme is auto or one of cpu, hybrid, gpu, got 'magic'"),
+        ({"placement": {"device": "cuda:7"}}, {}, "--device is one that was calibrated"),
+        ({"placement": {"device": "tpu"}}, {}, "a device is cpu, cuda"),
+        ({"placement": {"transfer_interval_steps": 0}}, {}, "--transfer-interval is between 1 and"),
+        ({"placement": {"sample_threads": 0}}, {}, "--sample-threads is a whole number from 1"),
+        ({"placement": {"env_backend": "none"}}, {}, "--env-backend is auto or one of sync"),
+        ({"scheme": "gpu", "placement": {"device": "cpu"}}, {}, "no placement has all of"),
+        ({"limits": Limits(host_bytes=1000)}, {}, "no placement fits"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    desktop: Calibration, kwargs: dict[str, object], hyper: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        make_plan(desktop, workload(**hyper), **kwargs)  # type: ignore[arg-type]
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_without_a_step_time_names_the_next_command(desktop: Calibration) -> None:
+    other = dataclasses.replace(workload(), env=EnvSpec.make("Other-v0"))
+    with pytest.raises(CalibrationFault, match="autoplace calibrate --env Other-v0"):
+        make_plan(desktop, other)
+
+
+def test_a_scheme_that_needs_an_accelerator_says_so(laptop: Calibration) -> None:
+    with pytest.raises(UsageError, match="needs an accelerator"):
+        make_plan(laptop, workload(), scheme="hybrid")
+
+
+def test_minibatches_that_the_planner_proposes_divide_the_rollout() -> None:
+    for rows in (2, 3, 100, 300, 1000, 1024, 2048, 65 * 7, 8 * 997):
+        for choice in minibatch_choices(rows, None):
+            assert rows % choice == 0
+            assert choice >= 2
+    assert minibatch_choices(1024, 100) == (100,)
+
+
+def test_the_rollout_is_one_minibatch_where_it_is_a_prime_number_of_rows() -> None:
+    assert minibatch_choices(97, None) == (97,)
+
+
+def test_sample_efficiency_is_interpolated_between_declared_sizes() -> None:
+    sizes = sorted(MINIBATCH_EFFICIENCY)
+    for size in sizes:
+        assert minibatch_efficiency(size) == MINIBATCH_EFFICIENCY[size]
+    low, high = sizes[-2:]
+    middle = minibatch_efficiency(round((low * high) ** 0.5))
+    assert MINIBATCH_EFFICIENCY[high] <= middle <= MINIBATCH_EFFICIENCY[low]
+    assert minibatch_efficiency(10**6) == MINIBATCH_EFFICIENCY[sizes[-1]]
+
+
+def test_transfer_intervals_halve_down_from_the_rollout() -> None:
+    assert transfer_intervals(128) == (128, 64, 32, 16, 8, 4, 2, 1)
+    assert transfer_intervals(1) == (1,)
+    assert transfer_intervals(5) == (5, 3, 2, 1)
+
+
+def test_of_equally_fast_minibatches_the_smaller_is_taken() -> None:
+    # An environment so slow that learning does not matter
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=0.1)
+    assert make_plan(calibration, workload()).placement.minibatch_rows == min(MINIBATCH_EFFICIENCY)
