@@ -6,30 +6,46 @@ calibration, answer at once.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autoplace._version import __version__
+from autoplace.cli_options import (
+    FILE,
+    FOLDER,
+    HYPERPARAMETERS,
+    SWITCHES,
+    env_options,
+    hyperparameter_options,
+    json_option,
+    placement_options,
+)
+from autoplace.cli_output import (
+    NoteHandler,
+    calibration_progress,
+    json_events,
+    note,
+    print_json,
+    text_progress,
+)
 from autoplace.errors import AutoplaceError, UsageError
 
 if TYPE_CHECKING:
-    from autoplace.measure.calibrate import Progress
+    from autoplace.measurement import Calibration
+    from autoplace.planner.memory import Limits
     from autoplace.planner.plan import Plan
     from autoplace.results import RunResult
-    from autoplace.train import Callback, IterationReport, RunStart
+    from autoplace.train import Callback
     from autoplace.workload import Workload
 
 _INTERRUPTED = 130
 _DEFAULT_TOTAL_STEPS = 100_000
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Failure(click.ClickException):
@@ -66,164 +82,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-
-
-# --------------------------------------------------------------------------------------------------
-# Options that several commands share
-
-
-def _hidden_sizes(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
-    """``64,64`` as a tuple."""
-    if value is None:
-        return None
-    try:
-        sizes = tuple(int(part) for part in value.split(",") if part.strip())
-    except ValueError:
-        sizes = ()
-    if not sizes or any(size < 1 for size in sizes):
-        raise click.BadParameter(
-            f"hidden layers are whole numbers from 1 with commas between, got {value!r}: "
-            "use for example 64,64",
-            ctx=ctx,
-            param=param,
-        )
-    return sizes
-
-
-def _whole_or_auto(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A whole number, or ``None`` for ``auto``."""
-    if value is None or value == "auto":
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        raise click.BadParameter(
-            f"{value!r} is neither a whole number nor auto: give one of them", ctx=ctx, param=param
-        ) from None
-
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_FOLDER = click.Path(path_type=Path, file_okay=False)
-
-
-def _apply(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def _env_options(function: Function) -> Function:
-    return _apply(
-        [
-            click.argument("env"),
-            click.option(
-                "--env-kwargs", metavar="JSON", help="Keyword arguments the environment gets."
-            ),
-            click.option(
-                "--calibration",
-                type=_FILE,
-                help="Plan with this calibration instead of this machine's stored one.",
-            ),
-        ],
-        function,
-    )
-
-
-def _placement_options(function: Function) -> Function:
-    return _apply(
-        [
-            click.option("--scheme", default="auto", show_default=True, help="How to lay it out."),
-            click.option("--device", help="Accelerator to use, or cpu; auto if not given."),
-            click.option(
-                "--transfer-interval",
-                metavar="N|auto",
-                callback=_whole_or_auto,
-                help="Vector steps per rollout chunk copied to the learner.",
-            ),
-            click.option("--env-backend", help="How environments are stepped together."),
-            click.option(
-                "--sample-threads",
-                metavar="N|auto",
-                callback=_whole_or_auto,
-                help="CPU threads while sampling.",
-            ),
-            click.option(
-                "--learn-threads",
-                metavar="N|auto",
-                callback=_whole_or_auto,
-                help="CPU threads while learning.",
-            ),
-            click.option(
-                "--max-policy-lag",
-                type=click.IntRange(min=0),
-                default=1,
-                show_default=True,
-                help="Iterations that the sampling policy may be old; 0 forbids overlap.",
-            ),
-        ],
-        function,
-    )
-
-
-# (field of Hyperparameters, click's settings, help); the defaults are those of the field.
-_INT: dict[str, Any] = {"type": int}
-_FLOAT: dict[str, Any] = {"type": float}
-_HYPERPARAMETERS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("num_envs", _INT, "Environments stepped together."),
-    ("rollout_steps", _INT, "Vector steps in one rollout."),
-    (
-        "minibatch_rows",
-        {"metavar": "N|auto", "callback": _whole_or_auto},
-        "Rows of one gradient step; auto lets the planner choose.",
-    ),
-    ("epochs", _INT, "Passes over each rollout."),
-    (
-        "hidden_sizes",
-        {"metavar": "W,W,...", "callback": _hidden_sizes},
-        "Widths of the hidden layers.",
-    ),
-    ("learning_rate", _FLOAT, "Adam's step size at the start."),
-    ("gamma", _FLOAT, "Discount per step."),
-    ("gae_lambda", _FLOAT, "Decay of the advantage estimate."),
-    ("clip_range", _FLOAT, "Allowed change of the probability ratio."),
-    ("entropy_coef", _FLOAT, "Weight of the entropy bonus."),
-    ("value_coef", _FLOAT, "Weight of the value loss."),
-    ("max_grad_norm", _FLOAT, "Gradients are scaled down to this norm."),
-)
-_SWITCHES: tuple[tuple[str, str], ...] = (
-    ("anneal_learning_rate", "Let the step size fall linearly over the run."),
-    ("normalize_observations", "Standardise observations by running statistics."),
-    ("normalize_rewards", "Divide rewards by the spread of the return."),
-    ("normalize_advantages", "Standardise the advantages of each minibatch."),
-)
-
-
-def _hyperparameter_options(function: Function) -> Function:
-    options: list[Callable[[Function], Function]] = [
-        click.option(
-            "--preset",
-            metavar="NAME|auto",
-            help="Tuned hyperparameters of a known environment; auto takes ENV's own.",
-        )
-    ]
-    options += [
-        click.option(_flag(name), name, help=text, **settings)
-        for name, settings, text in _HYPERPARAMETERS
-    ]
-    options += [
-        click.option(f"{_flag(name)}/--no-{_flag(name)[2:]}", name, default=None, help=text)
-        for name, text in _SWITCHES
-    ]
-    return _apply(options, function)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+    logger = logging.getLogger("autoplace")
+    if not any(isinstance(handler, NoteHandler) for handler in logger.handlers):
+        logger.addHandler(NoteHandler(logging.WARNING))
 
 
 def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Workload:
@@ -235,7 +96,7 @@ def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> W
         from autoplace.presets import preset_hyperparameters
 
         values.update(preset_hyperparameters(options["preset"], env))
-    for name in [name for name, _, _ in _HYPERPARAMETERS] + [name for name, _ in _SWITCHES]:
+    for name in [name for name, _, _ in HYPERPARAMETERS] + [name for name, _ in SWITCHES]:
         if options[name] is not None:
             values[name] = options[name]
     return describe(env, env_kwargs=_parse_kwargs(env_kwargs), **values)
@@ -275,9 +136,9 @@ def _planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Pl
     from autoplace.prepare import prepare_calibration
 
     workload = _workload(env, env_kwargs, options)
-    with _calibration_progress() as progress:
+    with calibration_progress() as progress:
         prepared = prepare_calibration(
-            workload, path=options["calibration"], progress=progress, note=_note
+            workload, path=options["calibration"], progress=progress, note=note
         )
     return make_plan(
         prepared.calibration,
@@ -285,55 +146,22 @@ def _planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Pl
         scheme=options["scheme"],
         max_policy_lag=options["max_policy_lag"],
         placement=_given_placement(options),
-        limits=_limits() if options["calibration"] is None else None,
+        limits=_limits(prepared.calibration, is_here=options["calibration"] is None),
     )
 
 
-def _limits() -> Any:  # noqa: ANN401 - imported where it is made
-    """Memory that is free now, within what the control groups allow."""
+def _limits(calibration: Calibration, *, is_here: bool) -> Limits:
+    """Memory that may be used: free now if it is this machine, all of it if it is another."""
     import psutil
 
-    from autoplace.machine import detect_machine
     from autoplace.planner.memory import Limits
 
-    allowed = detect_machine(accelerators=False).memory_bytes
-    return Limits(host_bytes=min(allowed, psutil.virtual_memory().available))
-
-
-def _note(line: str) -> None:
-    click.echo(f"autoplace: {line}", err=True)
-
-
-@contextlib.contextmanager
-def _calibration_progress() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on stderr while something is being timed; nothing if nothing is."""
-    from rich import progress as rich_progress
-    from rich.console import Console
-
-    from autoplace.report import describe_calibration_progress
-
-    bar = rich_progress.Progress(
-        rich_progress.TextColumn("calibrating"),
-        rich_progress.BarColumn(),
-        rich_progress.TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    row = bar.add_task("", total=1.0)
-
-    def show(progress: Progress) -> None:
-        bar.start()
-        done = progress.elapsed_s / max(progress.elapsed_s + progress.left_s, 1e-9)
-        bar.update(row, completed=done, description=describe_calibration_progress(progress))
-
-    try:
-        yield show
-    finally:
-        bar.stop()
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    machine = calibration.machine
+    host_bytes = machine.memory_bytes
+    if is_here:
+        host_bytes = min(host_bytes, psutil.virtual_memory().available)
+    known = [a.memory_bytes for a in machine.accelerators if a.usable and a.memory_bytes]
+    return Limits(host_bytes=host_bytes, device_bytes=min(known) if known else None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -341,7 +169,7 @@ def _print_json(value: object) -> None:
 
 
 @main.command()
-@_json_option
+@json_option
 def machine(as_json: bool) -> None:
     """Show what this machine has, and whether its calibration still holds."""
     from autoplace import report, store
@@ -357,7 +185,7 @@ def machine(as_json: bool) -> None:
             "valid": calibration is not None,
             "stale_sections": stale,
         }
-        _print_json({**found.to_json(), "calibration": state})
+        print_json({**found.to_json(), "calibration": state})
         return
     line = f"{path}, valid" if calibration is not None else str(reason)
     click.echo(report.describe_machine(found, line))
@@ -371,8 +199,8 @@ def machine(as_json: bool) -> None:
 @click.option("--quick", is_flag=True, help="Ten seconds instead of a minute; less exact.")
 @click.option("--env", "envs", multiple=True, metavar="ENV", help="Time this environment too.")
 @click.option("--force", is_flag=True, help="Measure again although a stored one still holds.")
-@click.option("--output", type=_FILE, help="Write to this file instead of the data folder.")
-@_json_option
+@click.option("--output", type=FILE, help="Write to this file instead of the data folder.")
+@json_option
 def calibrate(
     devices: tuple[str, ...],
     budget: float | None,
@@ -397,7 +225,7 @@ def calibrate(
     stored, _ = store.stored_calibration(found)
     again = force or output is not None or stored is None or budget is not None or bool(devices)
     if again:
-        with _calibration_progress() as progress:
+        with calibration_progress() as progress:
             result = run_calibration(
                 devices=list(devices) if devices and devices != ("auto",) else "auto",
                 budget_s=budget or (QUICK_BUDGET_S if quick else DEFAULT_BUDGET_S),
@@ -414,18 +242,18 @@ def calibrate(
                 if m.task.op == "env_step" and m.task not in result.by_task
             )
         path = store.save_calibration(result, output)
-        _note(f"saved to {path}")
+        note(f"saved to {path}")
     else:
         assert stored is not None
         result = stored
         measured = [m for spec in specs for m in measure_env(spec, env_tasks(spec, (1, 8)))]
         if measured:
             result = store.merge_calibration(found, measured)
-        _note("the stored calibration still holds; --force measures again")
+        note("the stored calibration still holds; --force measures again")
     model = fit_cost_model(result)
     crossovers = find_crossovers(result, model)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "machine": result.machine.to_json(),
                 "fingerprint": result.machine.fingerprint,
@@ -440,37 +268,37 @@ def calibrate(
 
 
 @main.command()
-@_env_options
-@_placement_options
-@_hyperparameter_options
+@env_options
+@placement_options
+@hyperparameter_options
 @click.option("--all", "every", is_flag=True, help="Show every candidate.")
-@_json_option
+@json_option
 def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Show what would be fastest for ENV here, why, and what would change the answer."""
     from autoplace.planner.explain import explain_plan
 
     result = _planned(env, env_kwargs, options)
     if as_json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
         return
     click.echo(explain_plan(result, every_candidate=every))
 
 
 @main.command()
-@_env_options
-@_placement_options
-@_hyperparameter_options
+@env_options
+@placement_options
+@hyperparameter_options
 @click.option(
     "--total-steps",
     type=click.IntRange(min=1),
     help=f"Env steps of the whole run (default {_DEFAULT_TOTAL_STEPS:,}).",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Same seed, same run (default 0).")
-@click.option("--run-dir", type=_FOLDER, help="Where the run is kept; a new folder if not given.")
+@click.option("--run-dir", type=FOLDER, help="Where the run is kept; a new folder if not given.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir.")
-@click.option("--plan", "plan_file", type=_FILE, help="Run this plan (from plan --json).")
+@click.option("--plan", "plan_file", type=FILE, help="Run this plan (from plan --json).")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
-@_json_option
+@json_option
 def train(
     env: str,
     env_kwargs: str | None,
@@ -491,15 +319,15 @@ def train(
     chosen = _plan_to_run(env, env_kwargs, plan_file, run_dir if resume else None, options)
     if dry_run:
         if as_json:
-            _print_json(chosen.to_json())
+            print_json(chosen.to_json())
         else:
             click.echo(explain_plan(chosen))
         return
     if as_json:
-        result = _run(chosen, total_steps, seed, run_dir, resume, _json_events())
+        result = _run(chosen, total_steps, seed, run_dir, resume, json_events())
     else:
         click.echo(explain_plan(chosen, brief=True))
-        with _text_progress() as watch:
+        with text_progress() as watch:
             result = _run(chosen, total_steps, seed, run_dir, resume, watch)
         click.echo(_outcome(chosen, result))
     if result.interrupted:
@@ -585,85 +413,12 @@ def _outcome(chosen: Plan, result: RunResult) -> str:
     return "\n".join(lines)
 
 
-def _json_events() -> Callback:
-    """One JSON object a line: start, each iteration, end."""
-    from autoplace.results import stage_seconds
-    from autoplace.train import Callback
-
-    class Events(Callback):
-        def on_start(self, start: RunStart) -> None:
-            _print_json(
-                {
-                    "event": "start",
-                    "env": start.plan.workload.env.id,
-                    "scheme": start.plan.scheme,
-                    "placement": start.plan.placement.to_json(),
-                    "seed": start.seed,
-                    "total_steps": start.total_steps,
-                    "env_steps": start.env_steps,
-                    "run_dir": str(start.run_dir),
-                }
-            )
-
-        def on_iteration(self, report: IterationReport) -> None:
-            _print_json(
-                {
-                    "event": "iteration",
-                    "iteration": report.iteration,
-                    "env_steps": report.env_steps,
-                    "env_steps_per_s": report.env_steps_per_s,
-                    "mean_return": report.mean_return,
-                    "iteration_s": report.iteration_s,
-                    "time_left_s": report.time_left_s,
-                    "stage_s": stage_seconds(report.stage_s),
-                    "losses": dataclasses.asdict(report.update),
-                }
-            )
-
-        def on_end(self, result: RunResult) -> None:
-            _print_json({"event": "end", **result.to_json()})
-
-    return Events()
-
-
-@contextlib.contextmanager
-def _text_progress() -> Iterator[Callback]:
-    """A live line on a terminal; elsewhere a line now and then."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from autoplace.report import describe_progress
-    from autoplace.train import Callback
-
-    console = Console(stderr=True)
-    bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
-
-    class Watch(Callback):
-        def __init__(self) -> None:
-            self._id = bar.add_task("", total=1.0)
-            self._next_percent = 10.0
-
-        def on_iteration(self, report: IterationReport) -> None:
-            line = describe_progress(report)
-            done = report.iteration / report.num_iterations
-            bar.update(self._id, completed=done, description=line)
-            if not console.is_terminal and 100 * done >= self._next_percent:
-                self._next_percent = 100 * done + 10
-                click.echo(line, err=True)
-
-    if console.is_terminal:
-        with bar:
-            yield Watch()
-    else:
-        yield Watch()
-
-
 @main.command()
-@click.argument("run_dir", type=_FOLDER)
+@click.argument("run_dir", type=FOLDER)
 @click.option("--episodes", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--stochastic", is_flag=True, help="Sample actions instead of taking the best.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@_json_option
+@json_option
 def evaluate(run_dir: Path, episodes: int, stochastic: bool, seed: int, as_json: bool) -> None:
     """Play episodes with the policy of a run, its statistics frozen."""
     from autoplace import report
@@ -671,6 +426,6 @@ def evaluate(run_dir: Path, episodes: int, stochastic: bool, seed: int, as_json:
 
     result = run_evaluation(run_dir, episodes=episodes, deterministic=not stochastic, seed=seed)
     if as_json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
         return
     click.echo(report.describe_evaluation(result))

@@ -140,7 +140,7 @@ def _module(device: str) -> Any:  # noqa: ANN401 - torch's device modules share 
 def synchronize(device: str) -> None:
     """Wait until everything queued on ``device`` is done; nothing to wait for on the CPU."""
     if is_accelerator(device):
-        # The device modules' own synchronize() would wait for the current device, whichever that is.
+        # The device modules' own synchronize() would wait for whichever device is current.
         torch.accelerator.synchronize(torch.device(device))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -29,7 +28,12 @@ class SyncVectorEnv:
         """
         self.description = description
         self.num_envs = num_envs
-        self.observations = np.zeros((num_envs, description.observation_size), np.float32)
+        size = num_envs * description.observation_size
+        # Observations and rewards share a buffer, so that one look tells whether all are finite.
+        self._numbers = np.zeros(size + num_envs, np.float32)
+        self._zeros = np.zeros_like(self._numbers)
+        self.observations = self._numbers[:size].reshape(num_envs, -1)
+        self._rewards = self._numbers[size:]
         self._codec = description.observations
         self._decode = description.actions.decode
         self._envs = [make_env(description.env) for _ in range(num_envs)]
@@ -39,8 +43,6 @@ class SyncVectorEnv:
         box = self._codec.first is None
         shape = self._codec.shape if box else (self._codec.size,)
         self._rows = list(self.observations.reshape(num_envs, *shape))
-        self._flat = self.observations.reshape(-1)
-        self._rewards = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
         self._none = np.zeros((0, description.observation_size), np.float32)
@@ -59,9 +61,10 @@ class SyncVectorEnv:
         """Step every environment, resetting at once those whose episode ended."""
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
         rows, write, first = self._rows, self._write, self._num_steps == 0
+        self._num_steps += 1
         ended: list[int] = []
         finals: list[np.ndarray] = []
-        index = -1
+        index, observation = -1, None
         try:
             for index, (step, action) in enumerate(
                 zip(self._steps, self._decode(actions), strict=True)
@@ -73,7 +76,10 @@ class SyncVectorEnv:
                     rows[index][...] = observation
                 else:
                     write(rows[index], observation)
-                rewards[index] = reward
+                try:
+                    rewards[index] = reward
+                except (TypeError, ValueError):  # an array of one number, at best
+                    rewards[index] = self._number(index, reward)
                 terminated[index] = over
                 truncated[index] = cut
                 if over or cut:
@@ -83,8 +89,9 @@ class SyncVectorEnv:
         except AutoplaceError:
             raise
         except Exception as error:
+            if isinstance(error, ValueError) and observation is not None:
+                self._check_shape(index, observation)  # it may not have fitted into its row
             self._explain(index, error)
-        self._num_steps += 1
         final_observations = np.stack(finals) if finals else self._none
         self._check_finite(ended, final_observations)
         return Step(self.observations, rewards, terminated, truncated, ended, final_observations)
@@ -108,11 +115,14 @@ class SyncVectorEnv:
 
     def _check_first(self, index: int, observation: Any, reward: Any) -> None:  # noqa: ANN401
         self._check_shape(index, observation)
-        shape = np.shape(reward)
-        if isinstance(reward, (str, bytes)) or shape not in ((), (1,)):
-            raise EnvironmentFault(
-                f"a reward is one number, got {reward!r} from {self._where(index)}: return a float"
-            )
+        self._number(index, reward)
+
+    def _number(self, index: int, reward: Any) -> float:  # noqa: ANN401 - the env's own
+        if hasattr(reward, "__float__") and np.shape(reward) in ((), (1,)):
+            return float(np.ravel(reward)[0])
+        raise EnvironmentFault(
+            f"a reward is one number, got {reward!r} from {self._where(index)}: return a float"
+        )
 
     def _check_shape(self, index: int, observation: Any) -> None:  # noqa: ANN401
         got = np.shape(observation)
@@ -127,13 +137,14 @@ class SyncVectorEnv:
     ) -> None:
         """Stop on NaN or infinity before it reaches a weight.
 
-        Two dot products tell whether every number is finite; only when they do not (or overflow)
-        is each number looked at.
+        A dot product with zeros is 0 where every number is finite and NaN where one is not; only
+        then is each number looked at.
         """
-        total = float(self._flat.dot(self._flat)) + float(self._rewards.dot(self._rewards))
-        if ended and final_observations is not None:
-            total += float(np.square(final_observations).sum())
-        if math.isfinite(total):
+        with np.errstate(invalid="ignore"):
+            total = float(self._numbers.dot(self._zeros))
+            if ended and final_observations is not None:
+                total += float((final_observations * 0.0).sum())
+        if total == 0.0:
             return
         for name, values, indices in (
             ("observation", self.observations, range(self.num_envs)),

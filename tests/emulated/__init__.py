@@ -15,9 +15,13 @@ The modules, each importing only from those above it:
 ``lanes``      concurrent threads of the program, in the order of virtual time
 ``memory``     host memory seen as device memory, page-locked memory, what is allocated
 ``clock``      the virtual time: host, launches, copies, waits, noise
-``dispatch``   how torch's operations run on the device
-``device``     the module ``torch.emu``: streams, events, generators; what is patched in torch
+``runtime``    the machine that is switched on
+``copies``     copies between host and devices, and what goes wrong with them
+``dispatch``   how torch's operations run on the device (``autocast``: in mixed precision)
+``streams``    streams and events
+``device``     the module ``torch.emu``, and what is patched in torch
 ``machine``    all of it together, switched on and off
+``env``        environments of declared cost
 
 What it emulates is logic and declared costs. It has no caching allocator, no graph capture and no
 TF32, and it says nothing about the numbers of a real device.

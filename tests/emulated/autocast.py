@@ -15,16 +15,68 @@ from tests.emulated.memory import DEVICE_TYPE, is_on_device
 
 _KEY = "AutocastPrivateUse1"
 _LOWER_PRECISION = (
-    "mm addmm bmm baddbmm addbmm mv addmv addr matmul linear prelu conv1d conv2d conv3d "
-    "conv_transpose1d conv_transpose2d.input convolution scaled_dot_product_attention"
-).split()
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "addbmm",
+    "mv",
+    "addmv",
+    "addr",
+    "matmul",
+    "linear",
+    "prelu",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "convolution",
+    "scaled_dot_product_attention",
+)
 _FULL_PRECISION = (
-    "exp expm1 log log10 log2 log1p acos asin cosh sinh tan erfinv reciprocal rsqrt softplus "
-    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar layer_norm group_norm cosine_similarity "
-    "mse_loss l1_loss smooth_l1_loss huber_loss nll_loss kl_div binary_cross_entropy_with_logits "
-    "logsumexp dist norm.Scalar norm.ScalarOpt_dim sum sum.dim_IntList prod prod.dim_int cumsum "
-    "cumprod softmax.int log_softmax.int linalg_vector_norm"
-).split()
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "acos",
+    "asin",
+    "cosh",
+    "sinh",
+    "tan",
+    "erfinv",
+    "reciprocal",
+    "rsqrt",
+    "softplus",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "layer_norm",
+    "group_norm",
+    "cosine_similarity",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "nll_loss",
+    "kl_div",
+    "binary_cross_entropy_with_logits",
+    "logsumexp",
+    "dist",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "sum",
+    "sum.dim_IntList",
+    "prod",
+    "prod.dim_int",
+    "cumsum",
+    "cumprod",
+    "softmax.int",
+    "log_softmax.int",
+    "linalg_vector_norm",
+)
 
 _libraries: list[torch.library.Library] = []
 

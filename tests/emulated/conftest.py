@@ -25,7 +25,9 @@ if str(HERE.parents[1]) not in sys.path:  # so that `tests.emulated` can be impo
 def _only_these(config: pytest.Config) -> bool:
     if os.environ.get(OWN_PROCESS):
         return True
-    paths = [Path(config.invocation_params.dir, a.partition("::")[0]).resolve() for a in config.args]
+    paths = [
+        Path(config.invocation_params.dir, a.partition("::")[0]).resolve() for a in config.args
+    ]
     return bool(paths) and all(path == HERE or HERE in path.parents for path in paths)
 
 

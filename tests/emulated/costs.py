@@ -185,9 +185,7 @@ def op_info(op: Any) -> OpInfo:
             position=position,
             name=argument.name,
             # what out= names, and what an overwriting operation fills, is not read
-            is_read=not (
-                _is_written(argument) and (argument.kwarg_only or name in _OVERWRITING)
-            ),
+            is_read=not (_is_written(argument) and (argument.kwarg_only or name in _OVERWRITING)),
             is_written=_is_written(argument),
         )
         for position, argument in enumerate(schema.arguments)
@@ -281,6 +279,8 @@ def dry_result(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
         return False, None
     written = [t for a, t in tensors if a.is_written]
     if written:
+        if not op._schema.returns:
+            return True, None
         return True, written[0] if len(written) == 1 else tuple(written)
     if not tensors:
         return False, None

@@ -19,7 +19,6 @@ Known limits, each of which fails loudly:
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,195 +28,19 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from tests.emulated import dispatch
 from tests.emulated.autocast import register_autocast
-from tests.emulated.dispatch import check_index, runtime
 from tests.emulated.memory import DEVICE_TYPE, device_view
-
-_TORCH_DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
-
-DeviceLike = torch.device | str | int | None
-
-
-def device_index(device: DeviceLike = None) -> int:
-    """The index that ``device`` names; the first device where it names none.
-
-    Raises:
-        RuntimeError: it is no emulated device, or the machine has none of that index.
-    """
-    if device is None:
-        return check_index(0)
-    if isinstance(device, int):
-        return check_index(device)
-    device = torch.device(device)
-    if device.type != DEVICE_TYPE:
-        raise RuntimeError(f"expected a device of type {DEVICE_TYPE}, got {device}")
-    return check_index(device.index or 0)
-
-
-# --------------------------------------------------------------------------------------------------
-# Streams and events
-
-
-class Stream(torch.Stream):
-    """An in-order queue of work on one device; work of different streams may overlap."""
-
-    _count = 0
-
-    def __new__(
-        cls, device: DeviceLike = None, priority: int = 0, *, stream_id: int | None = None
-    ) -> Stream:
-        index = device_index(device)
-        if stream_id is None:
-            Stream._count += 1
-            stream_id = Stream._count
-        return super().__new__(
-            cls, stream_id=stream_id, device_index=index, device_type=_TORCH_DEVICE_TYPE
-        )
-
-    def __init__(
-        self, device: DeviceLike = None, priority: int = 0, *, stream_id: int | None = None
-    ) -> None:
-        pass
-
-    def wait_stream(self, other: Stream) -> None:
-        """Go on only after what ``other`` holds now."""
-        self.wait_event(other.record_event())
-
-    def wait_event(self, event: Event) -> None:
-        """Go on only after ``event``."""
-        event.wait(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Mark the end of what is queued here now."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        """Let the host wait for what is queued here."""
-        runtime().clock.synchronize(self.device_index, self.stream_id)
-
-    def query(self) -> bool:
-        """Whether everything queued here is done."""
-        clock = runtime().clock
-        end = clock.devices[self.device_index].free_s(self.stream_id)
-        return clock.poll(self.device_index, end)
-
-    def __enter__(self) -> Stream:
-        _stacks.entered.append((self.device_index, current_stream(self.device_index)))
-        _stacks.current[self.device_index] = self
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        index, previous = _stacks.entered.pop()
-        _stacks.current[index] = previous
-
-
-class _Stacks(threading.local):
-    """Each thread's current stream per device, and those to go back to."""
-
-    def __init__(self) -> None:
-        self.current: dict[int, Stream] = {}
-        self.entered: list[tuple[int, Stream]] = []
-
-
-_stacks = _Stacks()
-
-
-def forget_streams() -> None:
-    """Go back to the default streams, as a new machine has no others."""
-    _stacks.current.clear()
-    _stacks.entered.clear()
-
-
-def default_stream(device: DeviceLike = None) -> Stream:
-    """The stream that work goes to unless another is chosen."""
-    return Stream(device, stream_id=0)
-
-
-def current_stream(device: DeviceLike = None) -> Stream:
-    """The calling thread's stream on ``device``."""
-    index = device_index(device)
-    stream = _stacks.current.get(index)
-    return stream if stream is not None else default_stream(index)
-
-
-def set_stream(stream: Stream) -> None:
-    """Make ``stream`` the calling thread's stream on its device."""
-    _stacks.current[stream.device_index] = stream
-
-
-def current_stream_number(index: int) -> int:
-    """Number of the calling thread's stream on device ``index``."""
-    stream = _stacks.current.get(index)
-    return stream.stream_id if stream is not None else 0
-
-
-class Event:
-    """A mark in a stream."""
-
-    def __init__(
-        self,
-        device: DeviceLike = None,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-    ) -> None:
-        if isinstance(device, bool):  # torch.cuda.Event takes enable_timing first
-            device, enable_timing = None, device
-        if interprocess:
-            raise NotImplementedError("emulated events do not cross processes")
-        self._index = device_index(device)
-        self._timing = enable_timing
-        self._time_s: float | None = None
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Mark the end of what ``stream`` (default: the current one) holds now."""
-        if stream is None:
-            stream = current_stream(self._index)
-        self._index = stream.device_index
-        self._time_s = runtime().clock.stream_mark(self._index, stream.stream_id)
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Let ``stream`` (default: the current one) go on only after the mark."""
-        if stream is None:
-            stream = current_stream(self._index)
-        if self._time_s is not None:
-            runtime().clock.stream_waits(stream.device_index, stream.stream_id, self._time_s)
-
-    def query(self) -> bool:
-        """Whether the mark has been reached; true for an event that was never recorded."""
-        return self._time_s is None or runtime().clock.poll(self._index, self._time_s)
-
-    def synchronize(self) -> None:
-        """Let the host wait for the mark."""
-        if self._time_s is not None:
-            runtime().clock.wait_until(self._index, self._time_s)
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this mark to ``end``.
-
-        Raises:
-            ValueError: either event does not time.
-            RuntimeError: either is not recorded, or not yet reached.
-        """
-        if not (self._timing and end._timing):
-            raise ValueError("both events must be made with enable_timing=True")
-        if self._time_s is None or end._time_s is None:
-            raise RuntimeError("both events must be recorded before their time is taken")
-        if not (self.query() and end.query()):
-            raise RuntimeError("both events must be completed before their time is taken")
-        return (end._time_s - self._time_s) * 1e3
-
-
-def stream(stream: Stream | None) -> contextlib.AbstractContextManager[Any]:
-    """A block whose device work is queued on ``stream``."""
-    return contextlib.nullcontext() if stream is None else stream
-
-
-def synchronize(device: DeviceLike = None) -> None:
-    """Let the host wait for all streams of ``device``."""
-    runtime().clock.synchronize(device_index(device))
-
+from tests.emulated.runtime import is_active, runtime
+from tests.emulated.streams import (
+    DeviceLike,
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    device_index,
+    set_stream,
+    stream,
+    synchronize,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Random state
@@ -245,7 +68,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seed every device."""
-    if dispatch.is_active():
+    if is_active():
         for generator in runtime().generators:
             generator.manual_seed(seed)
 
@@ -266,7 +89,7 @@ def set_rng_state(state: torch.Tensor, device: DeviceLike = None) -> None:
 
 def device_count() -> int:
     """Number of accelerators of the machine that is switched on."""
-    return len(runtime().memories) if dispatch.is_active() else 0
+    return len(runtime().memories) if is_active() else 0
 
 
 def set_device(device: DeviceLike) -> None:
@@ -344,8 +167,8 @@ def _make_module() -> types.ModuleType:
     ):
         setattr(module, function.__name__, function)
     constants: dict[str, Callable[..., Any]] = {
-        "is_available": dispatch.is_active,
-        "is_initialized": dispatch.is_active,
+        "is_available": is_active,
+        "is_initialized": is_active,
         "current_device": lambda: 0,
         "empty_cache": lambda: None,
         "_is_in_bad_fork": lambda: False,
@@ -363,10 +186,10 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
     """What torch's C++ asks of an accelerator."""
 
     def is_available(self) -> bool:
-        return dispatch.is_active()
+        return is_active()
 
     def has_primary_context(self, index: int) -> bool:
-        return dispatch.is_active()
+        return is_active()
 
     def is_built(self) -> bool:
         return True
@@ -473,7 +296,7 @@ def patched_torch() -> Iterator[None]:
     ``Module.to`` keep its parameters.
     """
     clock = runtime().clock
-    has_device = dispatch.is_active()
+    has_device = is_active()
     patches: list[tuple[Any, str, Any]] = [
         (torch, "get_num_threads", lambda: clock.threads),
         (torch, "set_num_threads", lambda count: setattr(clock, "threads", count)),

@@ -5,109 +5,28 @@ same memory, lets the CPU kernel compute, relabels what is new, and charges the 
 operations cannot pass through it and have kernels of their own below.
 
 View operations run the CPU's view kernel on the device tensor itself: it only makes a new tensor
-over the same storage. A view made of a relabelled tensor would start at offset 0 of another storage,
-and autograd, which replays views by storage and offset, would write to the wrong place.
+over the same storage. A view made of a relabelled tensor would start at offset 0 of another
+storage, and autograd, which replays views by storage and offset, would write to the wrong place.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from tests.emulated.costs import Work, dry_result, op_info, size_bytes, work_of
-from tests.emulated.memory import (
-    DEVICE_TYPE,
-    DeviceMemory,
-    PinnedMemory,
-    device_view,
-    host_view,
-    is_on_device,
-)
-
-if TYPE_CHECKING:
-    from tests.emulated.clock import VirtualClock
+from tests.emulated import copies
+from tests.emulated.costs import dry_result, op_info, size_bytes, work_of
+from tests.emulated.memory import DEVICE_TYPE, host_view
+from tests.emulated.runtime import Runtime, adopt, charge_kernel, check_index, runtime
 
 aten = torch.ops.aten
 KEY = "PrivateUse1"
 _CPU_KEY = torch._C.DispatchKey.CPU
 _CPU_DEVICE = torch.device("cpu")
-
-
-@dataclass
-class Runtime:
-    """The machine that is switched on.
-
-    Attributes:
-        clock: charged for every operation.
-        memories: one per device.
-        generators: the default random state of each device, as a CPU generator.
-        current_stream: number of the calling thread's stream on a device.
-        generator_devices: explicit generators by the address of their state.
-    """
-
-    clock: VirtualClock
-    memories: list[DeviceMemory]
-    generators: list[torch.Generator]
-    current_stream: Callable[[int], int]
-    generator_devices: MutableMapping[int, Any]
-
-
-pinned = PinnedMemory()
-_runtime: Runtime | None = None
-
-
-def set_runtime(runtime: Runtime | None) -> None:
-    """Switch a machine on, or off with ``None``."""
-    global _runtime
-    _runtime = runtime
-
-
-def is_switched_on() -> bool:
-    """Whether a machine is switched on, be it without accelerators."""
-    return _runtime is not None
-
-
-def is_active() -> bool:
-    """Whether a machine with at least one accelerator is switched on."""
-    return _runtime is not None and bool(_runtime.memories)
-
-
-def runtime() -> Runtime:
-    """The machine that is switched on.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    if _runtime is None:
-        raise RuntimeError("no emulated machine is switched on: use it inside EmulatedMachine(...)")
-    return _runtime
-
-
-def check_index(index: int) -> int:
-    """``index``, where the machine has such a device.
-
-    Raises:
-        RuntimeError: it has not.
-    """
-    count = len(runtime().memories)
-    if not 0 <= index < count:
-        raise RuntimeError(f"invalid device ordinal {DEVICE_TYPE}:{index}: there are {count}")
-    return index
-
-
-def _adopt(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """A fresh CPU result as a tensor of device ``index``."""
-    runtime().memories[index].add(tensor)  # before the relabelling, so that too much is let go
-    return device_view(tensor, index)
-
-
-def _charge(index: int, work: Work) -> None:
-    run = runtime()
-    run.clock.launch(index, run.current_stream(index), work)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -156,9 +75,7 @@ def _plan(op: Any) -> _Plan:
         is_free=info.is_free,
         returned_arguments=tuple(returned),
         out_names=tuple(a.name for _, a in written if a.kwarg_only),
-        single_tensors=tuple(
-            i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor"
-        ),
+        single_tensors=tuple(i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor"),
         written_positions=tuple(i for i, a in written if not a.kwarg_only),
         takes_host_indices=info.name in {"index", "index_put", "index_put_", "_index_put_impl_"},
         is_random=torch.Tag.nondeterministic_seeded in op.tags,
@@ -171,7 +88,9 @@ def _plan(op: Any) -> _Plan:
 class _Arguments:
     """The arguments of one call, moved to the CPU, and what was noticed on the way."""
 
-    def __init__(self, op: Any, plan: _Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, op: Any, plan: _Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         self._op = op
         self.index: int | None = None
         self.host_indices: list[torch.Tensor] = []
@@ -247,13 +166,13 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
             position, name = argument
             returned.append(args[position] if position < len(args) else kwargs[name])
         elif isinstance(value, torch.Tensor):
-            returned.append(_adopt(value, index))
+            returned.append(adopt(value, index))
         elif isinstance(value, (list, tuple)):
-            returned.append([_adopt(v, index) if isinstance(v, torch.Tensor) else v for v in value])
+            returned.append([adopt(v, index) if isinstance(v, torch.Tensor) else v for v in value])
         else:
             returned.append(value)
     if not plan.is_free:
-        _charge(index, work_of(op, call.args, call.kwargs, result))
+        charge_kernel(index, work_of(op, call.args, call.kwargs, result))
         if plan.waits_for_result and _shape_depends_on_data(op, call):
             run.clock.read_back(index, run.current_stream(index))
     if not plan.has_returns:
@@ -277,7 +196,7 @@ def _fill_output(out: torch.Tensor, fresh: torch.Tensor, index: int) -> None:
     if out.shape == fresh.shape and out.numel():
         host_view(out).copy_(fresh)
     else:
-        adopted = _adopt(fresh, index)
+        adopted = adopt(fresh, index)
         _set_storage(out, adopted.untyped_storage(), 0, adopted.size(), adopted.stride())
 
 
@@ -337,81 +256,6 @@ def _shape_depends_on_data(op: Any, call: _Arguments) -> bool:
     return any(isinstance(i, torch.Tensor) and i.dtype in masks for i in call.args[1])
 
 
-# --------------------------------------------------------------------------------------------------
-# Copies
-
-
-def _copy_from(
-    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:
-    run = runtime()
-    nbytes = target.numel() * source.element_size()
-    dry = run.clock.dry and nbytes >= 1 << 20
-    source_host = host_view(source) if is_on_device(source) else source
-    target_host = host_view(target) if is_on_device(target) else target
-    if is_on_device(source) and is_on_device(target):
-        here, there = check_index(source.device.index), check_index(target.device.index)
-        if not dry:
-            target_host.copy_(source_host)
-        if here == there:
-            _charge(here, work_of(aten.copy_.default, (target_host, source_host), {}, target_host))
-        else:
-            streams = (run.current_stream(here), run.current_stream(there))
-            run.clock.copy_between(here, there, streams, nbytes)
-        return target
-    to_device = is_on_device(target)
-    device, host = (target, source) if to_device else (source, target)
-    index, is_pinned = check_index(device.device.index), pinned.holds(host)
-    stream, direction = run.current_stream(index), "h2d" if to_device else "d2h"
-    blocking = not (non_blocking and is_pinned)
-    if is_pinned and not to_device:
-        run.clock.finish_sends(index, stream)
-    if not dry:
-        target_host.copy_(source_host)
-    end = run.clock.copy(index, stream, nbytes, direction, pinned=is_pinned, blocking=blocking)
-    if not blocking and not dry:
-        finish = _source_is_unchanged(host, index) if to_device else _arrives_later(host)
-        run.clock.add_pending(index, stream, direction, end, finish)
-    return target
-
-
-def _arrives_later(target: torch.Tensor) -> Callable[[], None]:
-    """Spoil what a non-blocking copy brings to the host, until the returned function is called."""
-    target = target.detach()
-    arriving = target.clone()
-    if target.dtype == torch.bool:
-        target.logical_not_()
-    elif target.is_floating_point() or target.is_complex():
-        target.fill_(float("nan"))
-    else:
-        target.fill_(torch.iinfo(target.dtype).min or torch.iinfo(target.dtype).max)
-
-    def arrive() -> None:
-        target.copy_(arriving)
-
-    return arrive
-
-
-def _source_is_unchanged(source: torch.Tensor, index: int) -> Callable[[], None]:
-    """Check, when the returned function is called, that the host left the source alone."""
-    source = source.detach()
-    sent = source.clone()
-
-    def check() -> None:
-        if not torch.equal(source.nan_to_num(), sent.nan_to_num()):
-            raise RuntimeError(
-                f"page-locked memory of shape {tuple(source.shape)} was overwritten while a "
-                f"non-blocking copy to {DEVICE_TYPE}:{index} could still read it: wait for the "
-                "copy (an event, a stream or the device) before reusing its source"
-            )
-
-    return check
-
-
-def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return _copy_from(source, target)
-
-
 def _foreach_copy(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
 ) -> None:
@@ -421,23 +265,6 @@ def _foreach_copy(
         return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source, non_blocking)
-
-
-def _local_scalar_dense(tensor: torch.Tensor) -> Any:
-    run = runtime()
-    index = check_index(tensor.device.index)
-    run.clock.read_back(index, run.current_stream(index))
-    return aten._local_scalar_dense(host_view(tensor))
-
-
-def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    if not is_active():
-        raise RuntimeError("Cannot pin memory without an accelerator")
-    return pinned.allocate_like(tensor).copy_(tensor)
-
-
-def _cannot_pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    raise RuntimeError(f"cannot pin a tensor on {tensor.device}: only CPU memory can be pinned")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -464,7 +291,9 @@ def _set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return _set_storage(tensor, source.untyped_storage(), offset, size, stride)
 
 
-def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+def _resize(
+    tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
+) -> torch.Tensor:
     shape = torch.empty(tuple(size), device="meta")
     storage, offset = tensor.untyped_storage(), tensor.storage_offset()
     available = storage.nbytes() - offset * tensor.element_size()
@@ -472,7 +301,7 @@ def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = N
         index = check_index(tensor.device.index)
         larger = torch.empty(shape.numel(), dtype=tensor.dtype)
         larger[: tensor.numel()].copy_(host_view(tensor).reshape(-1))
-        storage, offset = _adopt(larger, index).untyped_storage(), 0
+        storage, offset = adopt(larger, index).untyped_storage(), 0
     return _set_storage(tensor, storage, offset, shape.size(), shape.stride())
 
 
@@ -506,10 +335,10 @@ def _convolution_backward(
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
-    "_copy_from": _copy_from,
-    "_copy_from_and_resize": _copy_from_and_resize,
+    "_copy_from": copies.copy_from,
+    "_copy_from_and_resize": copies.copy_from,
     "_foreach_copy_": _foreach_copy,
-    "_local_scalar_dense": _local_scalar_dense,
+    "_local_scalar_dense": copies.local_scalar_dense,
     "set_.source_Storage": _set_whole_storage,
     "set_.source_Storage_storage_offset": _set_storage,
     "set_.source_Tensor": _set_tensor,
@@ -518,12 +347,12 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "record_stream": lambda tensor, stream: None,
     "convolution_overrideable": _convolution,
     "convolution_backward_overrideable": _convolution_backward,
-    "_pin_memory": _cannot_pin,
+    "_pin_memory": copies.cannot_pin,
     "is_pinned": lambda tensor, device=None: False,
 }
 _CPU_KERNELS: dict[str, Callable[..., Any]] = {
-    "_pin_memory": _pin_memory,
-    "is_pinned": lambda tensor, device=None: pinned.holds(tensor),
+    "_pin_memory": copies.pin_memory,
+    "is_pinned": lambda tensor, device=None: copies.pinned.holds(tensor),
 }
 
 # torch.tensor(..., device=...) bypasses dispatch modes without leaving them, and torch then looks

@@ -133,9 +133,7 @@ def make_env(**kwargs: Any) -> EmulatedEnv:
     return EmulatedEnv(**kwargs)
 
 
-def make_cartpole(
-    *, env_step_s: float = 5e-6, env_step_spread_s: float = 0.0
-) -> gym.Env[Any, Any]:
+def make_cartpole(*, env_step_s: float = 5e-6, env_step_spread_s: float = 0.0) -> gym.Env[Any, Any]:
     """Gymnasium's CartPole-v1, whose step takes a declared time."""
     env = gym.make("CartPole-v1", disable_env_checker=True)
     return _Timed(env, env_step_s, env_step_spread_s)

@@ -31,7 +31,7 @@ Ready = Callable[[], "float | None"]
 _STALL_S = 60.0
 
 
-class LaneStopped(BaseException):  # noqa: N818 - not an error: the machine was switched off
+class LaneStopped(BaseException):
     """Raised inside lanes that still wait when the machine is switched off."""
 
 
@@ -223,7 +223,7 @@ class Lanes:
                     target()
             except LaneStopped:
                 pass
-            except BaseException as error:  # noqa: BLE001 - handed to whoever joins
+            except BaseException as error:
                 handle.error = error
             finally:
                 handle.finished_s = lane.time_s

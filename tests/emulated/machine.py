@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from autoplace import device as boundary
-from tests.emulated import device, dispatch
+from tests.emulated import device, runtime, streams
 from tests.emulated.clock import VirtualClock
 from tests.emulated.memory import DEVICE_TYPE, DeviceMemory
 from tests.emulated.spec import MachineSpec
@@ -48,26 +48,24 @@ class EmulatedMachine:
         return tuple(f"{DEVICE_TYPE}:{i}" for i in range(len(self.spec.accelerators)))
 
     def __enter__(self) -> EmulatedMachine:
-        if dispatch.is_switched_on():
+        if runtime.is_switched_on():
             raise RuntimeError("one emulated machine is on already: leave it before the next")
         device.register()
         self._clock = VirtualClock(self.spec, dry=self.dry)
-        dispatch.set_runtime(
-            dispatch.Runtime(
+        runtime.set_runtime(
+            runtime.Runtime(
                 clock=self._clock,
                 memories=[
                     DeviceMemory(name, int(accelerator.memory_bytes))
-                    for name, accelerator in zip(
-                        self.devices, self.spec.accelerators, strict=True
-                    )
+                    for name, accelerator in zip(self.devices, self.spec.accelerators, strict=True)
                 ],
                 generators=[torch.Generator().manual_seed(0) for _ in self.devices],
-                current_stream=device.current_stream_number,
+                current_stream=streams.current_stream_number,
                 generator_devices=weakref.WeakValueDictionary(),
             )
         )
-        self._stack.callback(dispatch.set_runtime, None)
-        self._stack.callback(device.forget_streams)
+        self._stack.callback(runtime.set_runtime, None)
+        self._stack.callback(streams.forget_streams)
         self._stack.enter_context(device.patched_torch())
         self._stack.enter_context(boundary.use_clock(self._clock))
         self._stack.enter_context(self._clock.charging())
@@ -79,7 +77,9 @@ class EmulatedMachine:
         if error is None and failures:
             raise failures[0]
         if error is None and unfinished:
-            raise RuntimeError(f"lanes still ran when the machine was left: {', '.join(unfinished)}")
+            raise RuntimeError(
+                f"lanes still ran when the machine was left: {', '.join(unfinished)}"
+            )
 
     def machine(self) -> Machine:
         """What autoplace would detect on this machine."""

@@ -16,7 +16,6 @@ from torch import nn
 
 from autoplace import device as boundary
 from tests.emulated import EmulatedMachine
-from tests.emulated.spec import AcceleratorSpec, MachineSpec
 
 pytestmark = pytest.mark.usefixtures("machine")
 

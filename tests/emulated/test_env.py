@@ -95,9 +95,7 @@ def test_cartpole_is_gymnasiums_with_a_declared_time() -> None:
 
 
 def test_autoplace_makes_it_by_its_path_and_steps_it_in_virtual_time() -> None:
-    spec = EnvSpec.make(
-        f"{FILE}:make_env", {"obs_dim": 6, "num_actions": 3, "env_step_s": 1e-3}
-    )
+    spec = EnvSpec.make(f"{FILE}:make_env", {"obs_dim": 6, "num_actions": 3, "env_step_s": 1e-3})
     with EmulatedMachine():
         description = inspect_env(spec)
         envs = make_vector_env(description, num_envs=4, backend="sync")

@@ -97,7 +97,7 @@ def test_a_function_that_is_not_there_or_gives_no_environment_is_named(tmp_path)
 
 
 def test_a_wrong_keyword_argument_is_one_line():
-    with pytest.raises(EnvironmentFault, match="cannot be made: TypeError: .*colour"):
+    with pytest.raises(EnvironmentFault, match=r"cannot be made: TypeError: .*colour"):
         make_env(EnvSpec.make("CartPole-v1", {"colour": 1}))
 
 

@@ -18,9 +18,7 @@ def vector(factory, num_envs=2, name="Toy"):
         made.append(factory())
         return made[-1]
 
-    envs = make_vector_env(
-        inspect_env(EnvSpec(id=register(name, remember))), num_envs=num_envs
-    )
+    envs = make_vector_env(inspect_env(EnvSpec(id=register(name, remember))), num_envs=num_envs)
     return envs, made[1:]  # the first was only looked at
 
 
@@ -215,7 +213,9 @@ def test_rewards_that_are_bools_ints_or_arrays_of_one_are_accepted(reward, store
 def test_rewards_that_are_no_number_are_refused(reward):
     envs, _ = vector(lambda: Counter(reward=lambda step: reward))
     envs.reset([0, 1])
-    with pytest.raises(EnvironmentFault, match=r"environment 0, vector step 0"):
+    with pytest.raises(
+        EnvironmentFault, match=r"a reward is one number, .*environment 0, vector step 1"
+    ):
         envs.step(ZEROS)
 
 
@@ -233,8 +233,11 @@ def test_an_observation_that_is_not_finite_is_named_with_environment_and_step(va
     envs.reset([0, 1])
     for _ in range(3):
         envs.step(ZEROS)
-    with pytest.raises(EnvironmentFault, match=r"every observation must be finite, got -?(nan|inf)"
-                       r" from AutoplaceTest/Toy-v0, environment 1, vector step 4"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"every observation must be finite, got -?(nan|inf)"
+        r" from AutoplaceTest/Toy-v0, environment 1, vector step 4",
+    ):
         envs.step(ZEROS)
 
 
@@ -251,7 +254,7 @@ def test_a_reward_that_is_not_finite_is_named():
     envs, _ = vector(lambda: Counter(reward=lambda step: -math.inf if step == 2 else 0.0))
     envs.reset([0, 1])
     envs.step(ZEROS)
-    with pytest.raises(EnvironmentFault, match="every reward must be finite, got -inf .* step 2"):
+    with pytest.raises(EnvironmentFault, match=r"every reward must be finite, got -inf .* step 2"):
         envs.step(ZEROS)
 
 
@@ -284,7 +287,8 @@ def test_a_shape_that_changes_after_a_reset_is_named():
     envs.reset([0, 1])
     envs.step(ZEROS)
     envs.step(ZEROS)
-    with pytest.raises(EnvironmentFault, match="environment 0, vector step 3"):
+    message = r"has the shape \(2,\) of its space, got \(5,\) from .*environment 0, vector step 3"
+    with pytest.raises(EnvironmentFault, match=message):
         envs.step(ZEROS)
 
 
@@ -294,7 +298,9 @@ def test_an_exception_of_an_environment_keeps_its_own_traceback():
 
     envs, _ = vector(lambda: Counter(reward=boom))
     envs.reset([0, 1])
-    with pytest.raises(EnvironmentFault, match=r"ValueError from .*environment 0.*: no wheels") as e:
+    with pytest.raises(
+        EnvironmentFault, match=r"ValueError from .*environment 0.*: no wheels"
+    ) as e:
         envs.step(ZEROS)
     assert isinstance(e.value.__cause__, ValueError)
 

@@ -9,15 +9,15 @@ import pytest
 
 from autoplace.errors import CalibrationFault, UsageError
 from autoplace.measurement import Calibration
-from autoplace.planner.memory import Limits
-from autoplace.planner.plan import Plan
-from autoplace.planner.search import (
+from autoplace.planner.choices import (
     MINIBATCH_EFFICIENCY,
-    make_plan,
     minibatch_choices,
     minibatch_efficiency,
     transfer_intervals,
 )
+from autoplace.planner.memory import Limits
+from autoplace.planner.plan import Plan
+from autoplace.planner.search import make_plan
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 from tests.synthetic import GPU, Truth, make_calibration
 

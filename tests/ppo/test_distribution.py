@@ -56,9 +56,7 @@ def test_both_agree_with_torch_distributions():
     log_std = torch.tensor([-0.5, 0.0, 1.0])
     actions = torch.randn(50, 3, generator=generator(1))
     normal = distributions.Independent(distributions.Normal(logits[:, :3], log_std.exp()), 1)
-    torch.testing.assert_close(
-        log_prob(logits[:, :3], log_std, actions), normal.log_prob(actions)
-    )
+    torch.testing.assert_close(log_prob(logits[:, :3], log_std, actions), normal.log_prob(actions))
     torch.testing.assert_close(entropy(logits[:, :3], log_std), normal.entropy().mean())
 
 

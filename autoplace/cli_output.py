@@ -1,0 +1,136 @@
+"""What the commands show while they work: notes, progress, one JSON object a line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from autoplace.measure.calibrate import Progress
+    from autoplace.results import RunResult
+    from autoplace.train import Callback, IterationReport, RunStart
+
+
+class NoteHandler(logging.Handler):
+    """Shows the library's warnings as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one."""
+        note(record.getMessage())
+
+
+def note(line: str) -> None:
+    """Say something on stderr that is no part of the result."""
+    click.echo(f"autoplace: {line}", err=True)
+
+
+@contextlib.contextmanager
+def calibration_progress() -> Iterator[Callable[[Progress], None]]:
+    """A progress bar on stderr while something is being timed; nothing if nothing is."""
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    from autoplace.report import describe_calibration_progress
+
+    bar = rich_progress.Progress(
+        rich_progress.TextColumn("calibrating"),
+        rich_progress.BarColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    row = bar.add_task("", total=1.0)
+
+    def show(progress: Progress) -> None:
+        bar.start()
+        done = progress.elapsed_s / max(progress.elapsed_s + progress.left_s, 1e-9)
+        bar.update(row, completed=done, description=describe_calibration_progress(progress))
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def json_events() -> Callback:
+    """One JSON object a line: start, each iteration, end."""
+    from autoplace.results import stage_seconds
+    from autoplace.train import Callback
+
+    class Events(Callback):
+        def on_start(self, start: RunStart) -> None:
+            print_json(
+                {
+                    "event": "start",
+                    "env": start.plan.workload.env.id,
+                    "scheme": start.plan.scheme,
+                    "placement": start.plan.placement.to_json(),
+                    "seed": start.seed,
+                    "total_steps": start.total_steps,
+                    "env_steps": start.env_steps,
+                    "run_dir": str(start.run_dir),
+                }
+            )
+
+        def on_iteration(self, report: IterationReport) -> None:
+            print_json(
+                {
+                    "event": "iteration",
+                    "iteration": report.iteration,
+                    "env_steps": report.env_steps,
+                    "env_steps_per_s": report.env_steps_per_s,
+                    "mean_return": report.mean_return,
+                    "iteration_s": report.iteration_s,
+                    "time_left_s": report.time_left_s,
+                    "stage_s": stage_seconds(report.stage_s),
+                    "losses": dataclasses.asdict(report.update),
+                }
+            )
+
+        def on_end(self, result: RunResult) -> None:
+            print_json({"event": "end", **result.to_json()})
+
+    return Events()
+
+
+@contextlib.contextmanager
+def text_progress() -> Iterator[Callback]:
+    """A live line on a terminal; elsewhere a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from autoplace.report import describe_progress
+    from autoplace.train import Callback
+
+    console = Console(stderr=True)
+    bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
+
+    class Watch(Callback):
+        def __init__(self) -> None:
+            self._id = bar.add_task("", total=1.0)
+            self._next_percent = 10.0
+
+        def on_iteration(self, report: IterationReport) -> None:
+            line = describe_progress(report)
+            done = report.iteration / report.num_iterations
+            bar.update(self._id, completed=done, description=line)
+            if not console.is_terminal and 100 * done >= self._next_percent:
+                self._next_percent = 100 * done + 10
+                click.echo(line, err=True)
+
+    if console.is_terminal:
+        with bar:
+            yield Watch()
+    else:
+        yield Watch()

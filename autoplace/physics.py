@@ -1,0 +1,329 @@
+"""A task as physics: parts in seconds, from the basic rates of a machine.
+
+======================  ===========================================================================
+symbol                  meaning
+======================  ===========================================================================
+a                       fixed seconds of a call (dispatch, launch and wait)
+R, B                    floating-point operations and bytes per second
+h                       rows at which a matmul reaches half of R (its left operand has m rows)
+======================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from autoplace.errors import CalibrationFault
+from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.workload import FLOAT_BYTES
+
+Array = NDArray[np.float64]
+
+
+# --------------------------------------------------------------------------------------------------
+# Primitives: one line of physics each
+
+
+@dataclass(frozen=True, slots=True)
+class _Matmul:
+    """Seconds of an (m, k) @ (k, n): a + max(flops / R x (1 + h / m), bytes / B)."""
+
+    fixed_s: float
+    flops_per_s: float
+    bytes_per_s: float
+    half_rows: float
+
+    def work_s(self, m: float, k: float, n: float) -> float:
+        """Seconds without the fixed part."""
+        flops = 2.0 * m * k * n
+        nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
+        return max(flops / self.flops_per_s * (1 + self.half_rows / m), nbytes / self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of something whose time grows with its bytes: a + bytes / B."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def __call__(self, nbytes: float) -> float:
+        """Seconds for so many bytes (or other units)."""
+        return self.fixed_s + nbytes / self.bytes_per_s
+
+
+def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
+    shapes = np.array([m.task.shape for m in rows], dtype=float)
+    seconds = np.array([m.median_s for m in rows])
+    m, k, n = shapes.T
+    flops = 2 * m * k * n
+    nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
+    start = np.log([seconds.min() / 2, (flops / seconds).max(), 2 * (nbytes / seconds).max(), 0.5])
+
+    def log_ratio(theta: Array) -> Array:
+        fixed, rate, bandwidth, half = np.exp(theta)
+        model = fixed + np.maximum(flops / rate * (1 + half / m), nbytes / bandwidth)
+        return np.asarray(np.log(model / seconds))
+
+    fit = least_squares(log_ratio, start, loss="soft_l1", f_scale=0.05, max_nfev=200)
+    fixed, rate, bandwidth, half = np.exp(fit.x)
+    return _Matmul(fixed, rate, bandwidth, half)
+
+
+def fit_line(rows: Sequence[Measurement], nbytes: Callable[[Task], float]) -> Line:
+    """Fit ``a + bytes / B`` with equal weight on every size's relative error."""
+    sizes = np.array([nbytes(m.task) for m in rows])
+    seconds = np.array([m.median_s for m in rows])
+    start = np.log([seconds.min(), (sizes / seconds).max()])
+
+    def log_ratio(theta: Array) -> Array:
+        fixed, rate = np.exp(theta)
+        return np.asarray(np.log((fixed + sizes / rate) / seconds))
+
+    fit = least_squares(log_ratio, start, loss="soft_l1", f_scale=0.05, max_nfev=200)
+    fixed, rate = np.exp(fit.x)
+    return Line(fixed, rate)
+
+
+class Primitives:
+    """The machine's basic rates, per device, and on the CPU per thread count."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
+        for measurement in calibration.measurements:
+            task = measurement.task
+            if task.op in ("matmul", "elementwise") and task.residency == "resident":
+                groups[task.op, task.device, task.threads].append(measurement)
+            elif task.op in ("dispatch", "launch"):
+                groups[task.op, task.device].append(measurement)
+            elif task.op == "copy":
+                groups[task.op, task.device, task.direction, task.pinned].append(measurement)
+        self.dispatch_s: dict[str, float] = {}
+        self.launch_s: dict[str, float] = {}
+        self.matmul: dict[tuple[str, int], _Matmul] = {}
+        self.elementwise: dict[tuple[str, int], Line] = {}
+        self.copy: dict[tuple[str, str, bool], Line] = {}
+        for key, rows in groups.items():
+            if key[0] == "dispatch":
+                self.dispatch_s[str(key[1])] = rows[0].median_s
+            elif key[0] == "launch":
+                self.launch_s[str(key[1])] = rows[0].median_s
+            elif key[0] == "matmul" and len(rows) >= 4:
+                self.matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
+            elif key[0] == "elementwise" and len(rows) >= 2:
+                self.elementwise[str(key[1]), int(str(key[2]))] = fit_line(
+                    rows, lambda task: 2.0 * FLOAT_BYTES * task.shape[0]
+                )
+            elif key[0] == "copy" and len(rows) >= 2:
+                self.copy[str(key[1]), str(key[2]), bool(key[3])] = fit_line(
+                    rows, lambda task: float(task.shape[0])
+                )
+        for device in calibration.devices:
+            if device not in self.dispatch_s or not any(d == device for d, _ in self.matmul):
+                raise CalibrationFault(
+                    f"the calibration has no complete set of basic timings for {device}: "
+                    "run `autoplace calibrate` again with a larger --budget"
+                )
+        self.devices = calibration.devices
+
+    def thread_count(self, device: str, threads: int) -> int:
+        """The timed thread count nearest to ``threads``, in ratio."""
+        counts = [count for name, count in self.matmul if name == device]
+        return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
+
+    def matmul_for(self, device: str, threads: int) -> _Matmul:
+        """The matmul rates of a device with the nearest timed thread count."""
+        return self.matmul[device, self.thread_count(device, threads)]
+
+    def memory_s(self, device: str, threads: int, nbytes: float) -> float:
+        """Seconds to stream ``nbytes`` through the device's memory."""
+        line = self.elementwise.get((device, self.thread_count(device, threads)))
+        if line is None:
+            line = self.elementwise.get((device, 1))
+        if line is None:
+            return nbytes / self.matmul_for(device, threads).bytes_per_s
+        return nbytes / line.bytes_per_s
+
+    def launch_only_s(self, device: str) -> float:
+        """Seconds between the issue of one tiny operation and its end, the issue left out."""
+        latency_s = self.launch_s.get(device, self.dispatch_s[device])
+        return max(latency_s - self.dispatch_s[device], 0.0)
+
+    def copy_s(self, device: str, direction: str, pinned: bool, nbytes: float) -> float:
+        """Seconds of one copy between host and device, issued and waited for."""
+        line = self.copy.get((device, direction, pinned)) or self.copy.get(
+            (device, direction, not pinned)
+        )
+        if line is None:
+            raise CalibrationFault(
+                f"the calibration has no copies ({direction}) for {device}: "
+                "run `autoplace calibrate` again with a larger --budget"
+            )
+        return line(nbytes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Physics: a task as parts, in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a task's time is made of.
+
+    Attributes:
+        host_s: parts that the host does one after the other.
+        device_s: parts that the device does meanwhile; empty on the CPU.
+        tail_s: parts that start when both are done.
+    """
+
+    host_s: tuple[float, ...]
+    device_s: tuple[float, ...] = ()
+    tail_s: tuple[float, ...] = ()
+    wait_only: bool = False
+
+    @property
+    def flat(self) -> tuple[float, ...]:
+        """All parts in order."""
+        return (*self.host_s, *self.device_s, *self.tail_s)
+
+    def total_s(self, factors: Iterable[float]) -> float:
+        """Seconds with each part scaled by its factor.
+
+        Where ``wait_only``, what counts is how long the host waits for the device after having
+        done its own part.
+        """
+        scaled = [part * factor for part, factor in zip(self.flat, factors, strict=True)]
+        num_host, num_device = len(self.host_s), len(self.device_s)
+        host = sum(scaled[:num_host])
+        on_device = sum(scaled[num_host : num_host + num_device])
+        tail = sum(scaled[num_host + num_device :])
+        if self.wait_only:
+            return max(on_device - host, 0.0) + tail
+        return max(host, on_device) + tail
+
+
+# Operations that the eager engine issues, counted from its code: (fixed, per hidden layer).
+_POLICY_OPS = (8, 2)
+_UPDATE_OPS = (70, 20)
+_GAE_OPS = (50, 8, 4)  # and per round of the scan
+
+
+_Layers = Sequence[tuple[int, int]]
+
+
+def _network_work_s(
+    primitives: Primitives, device: str, threads: int, layers: _Layers, rows: float
+) -> float:
+    model = primitives.matmul_for(device, threads)
+    return sum(model.work_s(rows, inputs, outputs) for inputs, outputs in layers)
+
+
+def _activation_bytes(layers: _Layers, rows: float) -> float:
+    return FLOAT_BYTES * rows * sum(outputs for _, outputs in layers)
+
+
+def physics(primitives: Primitives, task: Task) -> Parts:
+    """What a task's time is made of on a machine with these basic rates."""
+    device, threads = task.device, task.threads
+    dispatch_s = primitives.dispatch_s[device]
+    on_device = device != "cpu"
+    launch_s = primitives.launch_only_s(device) if on_device else 0.0
+
+    def step(ops: float, arithmetic_s: float, nbytes: float) -> Parts:
+        memory_s = primitives.memory_s(device, threads, nbytes)
+        if on_device:
+            return Parts((ops * dispatch_s,), (ops * launch_s, arithmetic_s, memory_s))
+        return Parts((ops * dispatch_s, arithmetic_s, memory_s))
+
+    if task.op in ("dispatch", "launch"):
+        source = primitives.dispatch_s if task.op == "dispatch" else primitives.launch_s
+        return Parts((source.get(device, dispatch_s),))
+    if task.op == "matmul":
+        model = primitives.matmul_for(device, threads)
+        m, k, n = task.shape
+        on_the_device_s = (model.fixed_s, model.work_s(m, k, n))
+        if task.residency == "resident":
+            return Parts(on_the_device_s)
+        copied_s = (
+            primitives.copy_s(device, "h2d", False, FLOAT_BYTES * m * k)
+            + primitives.copy_s(device, "h2d", False, FLOAT_BYTES * k * n)
+            + primitives.copy_s(device, "d2h", False, FLOAT_BYTES * m * n)
+        )
+        return Parts((*on_the_device_s, copied_s))
+    if task.op == "elementwise":
+        nbytes = 2.0 * FLOAT_BYTES * task.shape[0]
+        fixed_s = dispatch_s + launch_s
+        return Parts((fixed_s, primitives.memory_s(device, threads, nbytes)))
+    if task.op == "copy":
+        assert task.direction is not None
+        return Parts(
+            (primitives.copy_s(device, task.direction, bool(task.pinned), float(task.shape[0])),)
+        )
+    if task.op == "gae":
+        assert task.network is not None
+        steps, envs = task.shape
+        layers = task.network.layers
+        rounds = math.ceil(math.log2(max(steps, 2)))
+        fixed, per_layer, per_round = _GAE_OPS
+        ops = fixed + per_layer * len(layers) / 2 + per_round * rounds
+        # The whole rollout passes the network once; the scan streams it a few times per round.
+        arithmetic_s = _network_work_s(primitives, device, threads, layers, steps * envs)
+        nbytes = 2.0 * _activation_bytes(layers, steps * envs) + FLOAT_BYTES * steps * envs * (
+            4.0 * task.network.observation_size + 16 + 8 * rounds
+        )
+        return step(ops, arithmetic_s, nbytes)
+
+    network = task.network
+    assert network is not None, task
+    depth = len(network.hidden_sizes)
+    rows = task.rows
+    if task.op == "update":
+        fixed, per_layer = _UPDATE_OPS
+        ops = fixed + per_layer * depth
+        arithmetic_s = 3 * _network_work_s(primitives, device, threads, network.layers, rows)
+        # Activations and their gradients, written and read; weights, gradients and both moments of
+        # Adam likewise; the gathered rows.
+        nbytes = 6.0 * _activation_bytes(network.layers, rows) + FLOAT_BYTES * (
+            14.0 * network.num_parameters + 2.0 * rows * network.observation_size
+        )
+        return step(ops, arithmetic_s, nbytes)
+    fixed, per_layer = _POLICY_OPS
+    ops = fixed + per_layer * depth
+    if task.op == "policy_step":
+        arithmetic_s = _network_work_s(primitives, device, threads, network.actor_layers, rows)
+        parts = step(ops, arithmetic_s, 2.0 * _activation_bytes(network.actor_layers, rows))
+        # On an accelerator the step is issued, and the wait belongs to the action that comes back.
+        return Parts(parts.host_s) if on_device else parts
+    if task.op == "obs_to_device":
+        nbytes = FLOAT_BYTES * rows * network.observation_size
+        host_copy_s = primitives.memory_s("cpu", 1, 2.0 * nbytes)
+        return Parts((dispatch_s, host_copy_s))
+    if task.op == "action_to_host":
+        to_device_s = primitives.copy_s(
+            device, "h2d", True, FLOAT_BYTES * rows * network.observation_size
+        )
+        arithmetic_s = _network_work_s(primitives, device, threads, network.actor_layers, rows)
+        memory_s = primitives.memory_s(
+            device, threads, 2.0 * _activation_bytes(network.actor_layers, rows)
+        )
+        action_numbers = rows * (network.action_size if network.continuous else 2)
+        to_host_s = primitives.copy_s(device, "d2h", True, FLOAT_BYTES * action_numbers)
+        return Parts(
+            ((ops + 1) * dispatch_s,),
+            (to_device_s, ops * launch_s, arithmetic_s, memory_s),
+            (to_host_s,),
+            wait_only=True,
+        )
+    if task.op == "weights_to_host":
+        # The network is one buffer: its weights, and mean, variance and scale of observations.
+        nbytes = FLOAT_BYTES * (network.num_parameters + 3.0 * network.observation_size)
+        to_host_s = primitives.copy_s(device, "d2h", True, nbytes)
+        return Parts((to_host_s, primitives.memory_s("cpu", 1, 2.0 * nbytes)))
+    raise AssertionError(f"no physics for {task.op}")

@@ -1,0 +1,117 @@
+"""The values that each free part of a placement may take, and what a user's values do to them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from autoplace.device_names import canonical_device
+from autoplace.errors import UsageError
+from autoplace.planner.plan import Placement
+from autoplace.planner.schemes import Axes
+
+# Rows of a minibatch that the planner may choose, each with the share of env steps it needs
+# compared to the best: 1 where learning is no slower.
+MINIBATCH_EFFICIENCY: dict[int, float] = {64: 1.0, 128: 1.0, 256: 0.8, 512: 0.5}
+# Chunk lengths that are considered.
+_MAX_INTERVALS = 8
+
+
+def calibrated_device(name: str, devices: Sequence[str]) -> str:
+    """The canonical name of a device that a calibration knows (the CPU first in ``devices``)."""
+    device = canonical_device(name, devices[1:])
+    if device not in devices:
+        raise UsageError(
+            f"--device is one that was calibrated ({', '.join(devices)}), got {name}: "
+            "name one of them, or run `autoplace calibrate` again"
+        )
+    return device
+
+
+def minibatch_choices(rollout_rows: int, given: int | None) -> tuple[int, ...]:
+    """Minibatch sizes to consider: the user's, or the declared ones that divide the rollout.
+
+    Where none of the declared sizes divides the rollout, the divisor nearest to one of them; a
+    rollout that is smaller than all of them is one minibatch.
+    """
+    if given is not None:
+        return (given,)
+    declared = [rows for rows in MINIBATCH_EFFICIENCY if rollout_rows % rows == 0]
+    if declared:
+        return tuple(declared)
+    divisors = [rows for rows in range(2, rollout_rows + 1) if rollout_rows % rows == 0]
+    target = min(MINIBATCH_EFFICIENCY)
+    return (min(divisors, key=lambda rows: (abs(math.log(rows / target)), rows)),)
+
+
+def minibatch_efficiency(rows: int) -> float:
+    """Relative sample efficiency, interpolated over log rows between the declared sizes."""
+    sizes = sorted(MINIBATCH_EFFICIENCY)
+    if rows <= sizes[0]:
+        return MINIBATCH_EFFICIENCY[sizes[0]]
+    for low, high in itertools.pairwise(sizes):
+        if rows <= high:
+            share = math.log(rows / low) / math.log(high / low)
+            first, last = MINIBATCH_EFFICIENCY[low], MINIBATCH_EFFICIENCY[high]
+            return first + share * (last - first)
+    return MINIBATCH_EFFICIENCY[sizes[-1]]
+
+
+def transfer_intervals(rollout_steps: int) -> tuple[int, ...]:
+    """Chunk lengths to consider: the whole rollout, and halves of it down to a few steps."""
+    lengths = [rollout_steps]
+    while lengths[-1] > 1 and len(lengths) < _MAX_INTERVALS:
+        lengths.append(math.ceil(lengths[-1] / 2))
+    return tuple(lengths)
+
+
+def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
+    """The axes with what the user gave in place of the free values."""
+
+    def one(name: str, free: tuple[int, ...]) -> tuple[int, ...]:
+        value = given.get(name)
+        return free if value is None else (int(str(value)),)
+
+    interval = given.get("transfer_interval_steps")
+    if interval is not None and not 1 <= int(str(interval)) <= steps:
+        raise UsageError(
+            f"--transfer-interval is between 1 and the rollout's {steps} steps, got {interval}: "
+            "change it"
+        )
+    for name, flag in (
+        ("sample_threads", "--sample-threads"),
+        ("learn_threads", "--learn-threads"),
+    ):
+        value = given.get(name)
+        if value is not None and int(str(value)) < 1:
+            raise UsageError(f"{flag} is a whole number from 1, got {value}: change it")
+    backend = given.get("env_backend")
+    if backend is not None and backend not in axes.env_backends:
+        raise UsageError(
+            f"--env-backend is auto or one of {', '.join(axes.env_backends)}, got {backend}: "
+            "name one"
+        )
+    return Axes(
+        accelerators=axes.accelerators,
+        sample_threads=one("sample_threads", axes.sample_threads),
+        learn_threads=one("learn_threads", axes.learn_threads),
+        minibatch_rows=axes.minibatch_rows,
+        transfer_intervals=one("transfer_interval_steps", axes.transfer_intervals),
+        env_backends=axes.env_backends if backend is None else (str(backend),),
+        engines=axes.engines,
+    )
+
+
+def matches(placement: Placement, given: Mapping[str, object]) -> bool:
+    """Whether the placement has what the user gave; parts that do not apply to it do not count."""
+    for name, value in given.items():
+        if name == "transfer_interval_steps" and placement.sample_device == placement.learn_device:
+            continue
+        if name == "learn_threads" and placement.learn_device != "cpu":
+            continue
+        if name == "sample_threads" and placement.sample_device != "cpu":
+            continue
+        if getattr(placement, name) != value:
+            return False
+    return True
