@@ -224,11 +224,12 @@ def calibrate(
     found = detect_machine()
     stored, _ = store.stored_calibration(found)
     again = force or output is not None or stored is None or budget is not None or bool(devices)
+    standard_s = QUICK_BUDGET_S if quick else DEFAULT_BUDGET_S
     if again:
         with calibration_progress() as progress:
             result = run_calibration(
                 devices=list(devices) if devices and devices != ("auto",) else "auto",
-                budget_s=budget or (QUICK_BUDGET_S if quick else DEFAULT_BUDGET_S),
+                budget_s=budget if budget is not None else standard_s,
                 quick=quick,
                 envs=specs,
                 progress=progress,

@@ -83,8 +83,10 @@ class Run:
                     self._save()
 
     def start(self, setup: Setup, learner: Learner) -> None:
-        """Everything is laid out; the clock of the run starts."""
+        """Everything is laid out: restore what was saved, tell the callbacks, start the clock."""
         self._setup, self._learner = setup, learner
+        if self.resumed_from is not None:
+            self.resumed_from.restore(learner)
         if self._run_dir is not None:
             self._write_settings(self._run_dir)
             board = TensorBoard(self._run_dir.path)

@@ -15,7 +15,8 @@ device kernel         the host moves on by ``host_dispatch_s``; the kernel start
 copy host <-> device  the host moves on by ``host_dispatch_s``; the copy starts when its stream
                       and the copy engine of its direction are free, and takes
                       ``copy_latency_s + bytes / bandwidth(direction, pinned)``; unless it is
-                      non-blocking and the host side page-locked, the host waits for its end
+                      non-blocking and the host side page-locked (or memory unified), the host
+                      waits for its end
 copy device -> device on one device a kernel; between two, a copy out and then a copy in, at
                       page-locked rates, which the host does not wait for
 ``.item()``, shapes   a blocking copy of the value's (8) bytes at the pageable rate
@@ -40,7 +41,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,11 +58,15 @@ _VALUE_BYTES = 8  # of a number that the host reads back to know a shape
 
 @dataclass
 class _Pending:
-    """A non-blocking copy that the host has not yet waited for."""
+    """A non-blocking copy that the host has not yet waited for.
+
+    ``address`` is that of the device memory it writes, 0 for a copy to the host; ``finish`` is
+    called when the host has waited.
+    """
 
     end_s: float
     stream: int
-    direction: str
+    address: int
     finish: Callable[[], None]
 
 
@@ -75,6 +80,7 @@ class DeviceState:
         default_factory=lambda: {"compute": 0.0, "h2d": 0.0, "d2h": 0.0}
     )
     pending: list[_Pending] = field(default_factory=list)
+    waited_s: dict[int, float] = field(default_factory=dict)  # what each stream has waited for
 
     def free_s(self, stream: int | None) -> float:
         """When a stream's queued work ends; ``None`` for all streams."""
@@ -248,6 +254,7 @@ class VirtualClock:
         """Let a stream go on no sooner than ``until_s``; the host does not wait."""
         state = self.devices[index]
         state.stream_free_s[stream] = max(state.free_s(stream), until_s)
+        state.waited_s[stream] = max(state.waited_s.get(stream, 0.0), until_s)
 
     def stream_mark(self, index: int, stream: int) -> float:
         """When all that is queued on a stream by now will be done."""
@@ -274,10 +281,16 @@ class VirtualClock:
         return True
 
     def add_pending(
-        self, index: int, stream: int, direction: str, end_s: float, finish: Callable[[], None]
+        self,
+        index: int,
+        stream: int,
+        end_s: float,
+        finish: Callable[[], None],
+        *,
+        address: int = 0,
     ) -> None:
         """Call ``finish`` at the first wait of the host by which a copy has ended."""
-        self.devices[index].pending.append(_Pending(end_s, stream, direction, finish))
+        self.devices[index].pending.append(_Pending(end_s, stream, address, finish))
 
     def finish_sends(self, index: int, stream: int) -> None:
         """Finish the stream's copies to the device, since a later one of it may reuse their source.
@@ -285,10 +298,26 @@ class VirtualClock:
         A stream works in order, so what it brings to the host next cannot disturb them.
         """
         state = self.devices[index]
-        sends = [c for c in state.pending if (c.stream, c.direction) == (stream, "h2d")]
+        sends = [copy for copy in state.pending if copy.stream == stream and copy.address]
         state.pending = [copy for copy in state.pending if copy not in sends]
         for copy in sends:
             copy.finish()
+
+    def check_arrived(self, index: int, stream: int, addresses: Iterable[int]) -> None:
+        """Check that work on ``stream`` may use the memory at ``addresses``.
+
+        Raises:
+            RuntimeError: another stream is still copying to it, and ``stream`` has not waited.
+        """
+        state = self.devices[index]
+        waited_s = state.waited_s.get(stream, 0.0)
+        addresses = set(addresses)
+        for copy in state.pending:
+            if copy.address in addresses and copy.stream != stream and copy.end_s > waited_s:
+                raise RuntimeError(
+                    f"stream {stream} of {DEVICE_TYPE}:{index} uses memory that stream "
+                    f"{copy.stream} is still copying to: let it wait for that stream first"
+                )
 
     def _finish_copies(self, state: DeviceState, time_s: float) -> None:
         if not state.pending:

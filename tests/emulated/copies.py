@@ -2,12 +2,13 @@
 
 A non-blocking copy to the host leaves garbage behind until the host has waited for it, and one from
 the host complains at that wait if its source was changed in the meantime: what reads or writes too
-early on a real device is caught here.
+early on a real device is caught here. So is device work that uses what another stream is still
+bringing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,37 +28,69 @@ pinned = PinnedMemory()
 def copy_from(
     source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    run = runtime()
-    nbytes = target.numel() * source.element_size()
-    dry = run.clock.dry and nbytes >= _HEAVY_BYTES
-    source_host = host_view(source) if is_on_device(source) else source
-    target_host = host_view(target) if is_on_device(target) else target
+    """Copy ``source`` to ``target``, at least one of which is on a device."""
+    if is_on_device(source):
+        check_arrived(source.device.index, [source])
     if is_on_device(source) and is_on_device(target):
-        here, there = check_index(source.device.index), check_index(target.device.index)
-        if not dry:
-            target_host.copy_(source_host)
-        if here == there:
-            charge_kernel(
-                here, work_of(aten.copy_.default, (target_host, source_host), {}, target_host)
-            )
-        else:
-            streams = (run.current_stream(here), run.current_stream(there))
-            run.clock.copy_between(here, there, streams, nbytes)
-        return target
+        _copy_on_devices(source, target)
+    else:
+        _cross(source, target, non_blocking)
+    return target
+
+
+def check_arrived(index: int, tensors: Iterable[torch.Tensor]) -> None:
+    """Check that the current stream of a device may use ``tensors`` on it."""
+    run = runtime()
+    if run.clock.devices[index].pending:
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        run.clock.check_arrived(index, run.current_stream(index), addresses)
+
+
+def _copy_on_devices(source: torch.Tensor, target: torch.Tensor) -> None:
+    run = runtime()
+    here, there = check_index(source.device.index), check_index(target.device.index)
+    source_host, target_host = host_view(source), host_view(target)
+    if not _skips(source, target):
+        target_host.copy_(source_host)
+    if here == there:
+        arguments = (target_host, source_host)
+        charge_kernel(here, work_of(aten.copy_.default, arguments, {}, target_host))
+    else:
+        streams = (run.current_stream(here), run.current_stream(there))
+        run.clock.copy_between(here, there, streams, _bytes_moved(source, target))
+
+
+def _cross(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
+    run = runtime()
     to_device = is_on_device(target)
     device, host = (target, source) if to_device else (source, target)
     index, is_pinned = check_index(device.device.index), pinned.holds(host)
     stream, direction = run.current_stream(index), "h2d" if to_device else "d2h"
-    blocking = not (non_blocking and is_pinned)
-    if is_pinned and not to_device:
+    unified = run.clock.devices[index].spec.unified_memory
+    blocking = not (non_blocking and (is_pinned or unified))
+    if not to_device:
         run.clock.finish_sends(index, stream)
-    if not dry:
-        target_host.copy_(source_host)
-    end = run.clock.copy(index, stream, nbytes, direction, pinned=is_pinned, blocking=blocking)
-    if not blocking and not dry:
-        finish = _source_is_unchanged(host, index) if to_device else _arrives_later(host)
-        run.clock.add_pending(index, stream, direction, end, finish)
-    return target
+    if not _skips(source, target):
+        on_host = host_view(device)
+        on_host.copy_(host) if to_device else host.copy_(on_host)
+    nbytes = _bytes_moved(source, target)
+    end_s = run.clock.copy(index, stream, nbytes, direction, pinned=is_pinned, blocking=blocking)
+    if blocking or _skips(source, target):
+        return
+    if to_device:
+        address = target.untyped_storage().data_ptr()
+        check = _source_is_unchanged(host, index)
+        run.clock.add_pending(index, stream, end_s, check, address=address)
+    else:
+        run.clock.add_pending(index, stream, end_s, _arrives_later(host))
+
+
+def _bytes_moved(source: torch.Tensor, target: torch.Tensor) -> int:
+    return target.numel() * source.element_size()
+
+
+def _skips(source: torch.Tensor, target: torch.Tensor) -> bool:
+    return runtime().clock.dry and _bytes_moved(source, target) >= _HEAVY_BYTES
 
 
 def _arrives_later(target: torch.Tensor) -> Callable[[], None]:
@@ -85,7 +118,7 @@ def _source_is_unchanged(source: torch.Tensor, index: int) -> Callable[[], None]
     def check() -> None:
         if not torch.equal(source.nan_to_num(), sent.nan_to_num()):
             raise RuntimeError(
-                f"page-locked memory of shape {tuple(source.shape)} was overwritten while a "
+                f"host memory of shape {tuple(source.shape)} was overwritten while a "
                 f"non-blocking copy to {DEVICE_TYPE}:{index} could still read it: wait for the "
                 "copy (an event, a stream or the device) before reusing its source"
             )
@@ -94,17 +127,21 @@ def _source_is_unchanged(source: torch.Tensor, index: int) -> Callable[[], None]
 
 
 def local_scalar_dense(tensor: torch.Tensor) -> Any:
+    """The value of a tensor of one number, for which the host waits."""
     run = runtime()
     index = check_index(tensor.device.index)
+    check_arrived(index, [tensor])
     run.clock.read_back(index, run.current_stream(index))
     return aten._local_scalar_dense(host_view(tensor))
 
 
 def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A page-locked copy of a CPU tensor."""
     if not is_active():
         raise RuntimeError("Cannot pin memory without an accelerator")
     return pinned.allocate_like(tensor).copy_(tensor)
 
 
 def cannot_pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Refuse to page-lock device memory."""
     raise RuntimeError(f"cannot pin a tensor on {tensor.device}: only CPU memory can be pinned")

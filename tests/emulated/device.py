@@ -29,7 +29,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from tests.emulated import dispatch
 from tests.emulated.autocast import register_autocast
 from tests.emulated.memory import DEVICE_TYPE, device_view
-from tests.emulated.runtime import is_active, runtime
+from tests.emulated.runtime import is_active, is_forked, runtime
 from tests.emulated.streams import (
     DeviceLike,
     Event,
@@ -171,7 +171,7 @@ def _make_module() -> types.ModuleType:
         "is_initialized": is_active,
         "current_device": lambda: 0,
         "empty_cache": lambda: None,
-        "_is_in_bad_fork": lambda: False,
+        "_is_in_bad_fork": is_forked,
         "_lazy_init": lambda: None,
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "is_bf16_supported": lambda *_: True,

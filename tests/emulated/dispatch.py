@@ -93,6 +93,7 @@ class _Arguments:
     ) -> None:
         self._op = op
         self.index: int | None = None
+        self.on_device: list[torch.Tensor] = []
         self.host_indices: list[torch.Tensor] = []
         self._takes_host_indices = plan.takes_host_indices
         self._misplaced: torch.Tensor | None = None
@@ -125,6 +126,7 @@ class _Arguments:
             device = value.device
             if device.type == DEVICE_TYPE:
                 self._see(device)
+                self.on_device.append(value)
                 return host_view(value)
             if device.type != "cpu":
                 raise RuntimeError(f"{self._op} mixes {DEVICE_TYPE} with a tensor on {device}")
@@ -150,6 +152,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     call = _Arguments(op, plan, args, kwargs)
     index = call.index
     assert index is not None
+    copies.check_arrived(index, call.on_device)
     for tensor in call.host_indices:  # host indices are copied over first
         stream = run.current_stream(index)
         run.clock.copy(index, stream, size_bytes(tensor), "h2d", pinned=False, blocking=True)

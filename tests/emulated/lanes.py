@@ -11,7 +11,7 @@ ever, which is reported after a minute of real time.
 
 The lanes share the cores. While the threads that busy lanes use exceed the cores, all of them slow
 down in proportion; a lane that waits for a message or for a device uses none. What a lane will use
-beyond the time that it has reached is taken to be what it used last.
+beyond the time that it has reached is taken to be what it used last, one thread at its start.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Lane:
         self.factor = 1.0
         self.random = random.Random(f"{seed}/{order}")
         self.ready: Ready | None = None  # what it waits for; None while it runs
+        self._last_threads = 1
         self._busy: deque[tuple[float, float, int]] = deque()  # (start, end, threads used)
 
     def wake_s(self) -> float | None:
@@ -66,6 +67,7 @@ class Lane:
 
     def record(self, start_s: float, end_s: float, threads: int) -> None:
         """Remember that it kept ``threads`` threads busy."""
+        self._last_threads = threads
         if self._busy and self._busy[-1][1:] == (start_s, threads):
             start_s = self._busy.pop()[0]
         self._busy.append((start_s, end_s, threads))
@@ -78,8 +80,7 @@ class Lane:
     def demand(self, time_s: float) -> tuple[int, float]:
         """Threads that it keeps busy at ``time_s``, and until when that is so."""
         if time_s >= self.time_s:
-            used = self._busy[-1][2] if self._busy and self.ready is None else 0
-            return used, math.inf
+            return (self._last_threads if self.ready is None else 0), math.inf
         for start, end, threads in self._busy:
             if time_s < start:
                 return 0, start

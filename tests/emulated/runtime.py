@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
+_is_forked = False
 
 
 def set_runtime(runtime: Runtime | None) -> None:
@@ -57,11 +59,30 @@ def runtime() -> Runtime:
     """The machine that is switched on.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is none, or this process was forked from the one that has it.
     """
+    if _is_forked:
+        raise RuntimeError(
+            "Cannot re-initialize the emulated device in a forked subprocess: use the 'spawn' "
+            "start method, and keep accelerators out of worker processes"
+        )
     if _runtime is None:
         raise RuntimeError("no emulated machine is switched on: use it inside EmulatedMachine(...)")
     return _runtime
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one in which a machine was on."""
+    return _is_forked
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = _runtime is not None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_index(index: int) -> int:

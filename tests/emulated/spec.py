@@ -81,9 +81,9 @@ class AcceleratorSpec:
     """One accelerator.
 
     A copy bandwidth that is left out follows from those that are given: the way back is as fast as
-    the way there, and pageable memory a third as fast as page-locked memory. With unified memory
-    both kinds cost the same, and a page-locked copy defaults to half the memory's bandwidth, since
-    every byte is read from and written to the same memory.
+    the way there, and pageable memory a third as fast as page-locked memory. With unified memory,
+    where a page-lock brings nothing, both kinds are as fast, by default half the memory's bandwidth,
+    since every byte is read from and written to the same memory.
 
     Attributes:
         name: what the device calls itself.
@@ -92,7 +92,8 @@ class AcceleratorSpec:
         flops_per_s: floating-point rate.
         mem_bytes_per_s: bandwidth of the device's memory.
         memory_bytes: device memory; going beyond it raises ``torch.OutOfMemoryError``.
-        unified_memory: whether device memory is taken from the host's, up to ``memory_bytes``.
+        unified_memory: whether device and host share one memory: copies from and to ordinary host
+            memory can then run in the background, too.
         copy_latency_s: device time that passes before each copy.
         pinned_bytes_per_s: from page-locked host memory to the device.
         pageable_bytes_per_s: from ordinary host memory to the device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -686,6 +687,26 @@ def test_a_source_may_be_reused_after_a_wait() -> None:
     assert target.cpu().tolist() == [1.0] * 4
 
 
+def test_work_on_a_copy_that_another_stream_still_brings_is_noticed() -> None:
+    side = torch.emu.Stream(device=D)
+    there, source = torch.zeros(1024, device=D), torch.ones(1024).pin_memory()
+    for wait in (False, True):
+        side.wait_stream(torch.emu.current_stream(D))
+        with torch.emu.stream(side):
+            there.copy_(source, non_blocking=True)
+            there.add(1)  # its own stream is in order
+        if wait:
+            torch.emu.current_stream(D).wait_stream(side)
+            assert there.sum().item() == 1024
+        else:
+            with pytest.raises(RuntimeError, match="wait for that stream"):
+                there.sum()
+            with pytest.raises(RuntimeError, match="wait for that stream"):
+                there.cpu()
+            boundary.synchronize(D)
+            there.sum()
+
+
 def test_streams_wait_for_each_other_and_events_time_them() -> None:
     module = torch.get_device_module("emu")
     side = module.Stream(device="emu:1")
@@ -794,6 +815,23 @@ def test_a_thread_that_is_no_lane_is_refused() -> None:
     thread.start()
     thread.join()
     assert "stray" in errors[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_cannot_use_the_device() -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        message = "no error"
+        try:
+            torch.ones(2, device=D)
+        except RuntimeError as error:
+            message = str(error)
+        os.write(write, message.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "forked subprocess" in os.read(read, 4096).decode()
+    torch.ones(2, device=D)
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])

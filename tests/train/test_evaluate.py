@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -88,7 +90,7 @@ def test_sampled_actions_differ_from_the_most_probable_ones(tmp_path):
 
 
 def test_an_episode_without_end_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("autoplace.train.evaluate._ENDLESS_STEPS", 50)
+    monkeypatch.setattr(sys.modules["autoplace.train.evaluate"], "_ENDLESS_STEPS", 50)
     env = register("Forever", lambda: Counter(length=10**9))
     policy = trained(tmp_path, env, total_steps=32)
     with pytest.raises(EnvironmentFault, match="give it a time limit"):

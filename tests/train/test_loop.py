@@ -10,6 +10,7 @@ from autoplace.errors import EnvironmentFault, UsageError
 from autoplace.ppo.update import NonFiniteUpdate
 from autoplace.results import compare_stages
 from autoplace.train import Callback, StopRequested, load_policy, train
+from autoplace.train import run as run_module
 from autoplace.train.checkpoint import load_checkpoint
 from autoplace.train.loop import count_iterations, learning_rate
 from autoplace.workload import Hyperparameters
@@ -183,8 +184,8 @@ def test_an_environment_that_breaks_stops_the_run_with_everything_before_it_save
 
 
 def test_weights_that_became_nan_are_never_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("autoplace.train.run.CHECKPOINT_INTERVAL_S", 0.0)
-    monkeypatch.setattr("autoplace.train.run._CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(run_module, "CHECKPOINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(run_module, "_CHECKPOINT_SHARE", math.inf)
     # Rewards of 1e38 overflow the squared error of the values.
     env = register("Overflows", lambda: Counter(reward=lambda step: 1e38 if step > 40 else 1.0))
     with pytest.raises(NonFiniteUpdate, match="loss of iteration 3 is not finite"):

@@ -8,6 +8,7 @@ import torch
 from autoplace.errors import RunFault
 from autoplace.store import RunDir
 from autoplace.train import Callback, StopRequested, load_policy, train
+from autoplace.train import run as run_module
 from autoplace.train.checkpoint import load_checkpoint
 from tests.envs.toys import register
 from tests.train.plans import Listener, make_plan
@@ -149,7 +150,7 @@ def test_a_folder_without_a_readable_checkpoint_is_one_clear_line(tmp_path):
     stopped(tmp_path, plan)
     for file in tmp_path.glob("checkpoint*"):
         file.write_bytes(b"rubbish")
-    with pytest.raises(RunFault, match="no checkpoint in .* can be read"):
+    with pytest.raises(RunFault, match=r"no checkpoint in .* can be read"):
         train(plan, total_steps=160, run_dir=tmp_path, resume=True)
 
 
@@ -168,7 +169,7 @@ def test_a_checkpoint_is_saved_every_so_often(tmp_path, monkeypatch):
         return save(self, content)
 
     monkeypatch.setattr(RunDir, "save_checkpoint", counting)
-    monkeypatch.setattr("autoplace.train.run.CHECKPOINT_INTERVAL_S", 0.0)
-    monkeypatch.setattr("autoplace.train.run._CHECKPOINT_SHARE", float("inf"))
+    monkeypatch.setattr(run_module, "CHECKPOINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(run_module, "_CHECKPOINT_SHARE", float("inf"))
     train(make_plan(), total_steps=96, run_dir=tmp_path)
     assert len(saved) == 4  # each of 3 iterations, and the end

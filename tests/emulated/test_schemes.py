@@ -1,0 +1,100 @@
+"""Every scheme computes what `cpu` computes, wherever it puts the work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autoplace.planner.plan import Plan
+from autoplace.train import StopRequested, evaluate, train
+from autoplace.train.callbacks import Callback, IterationReport
+from tests.envs.toys import Counter, register
+from tests.train.plans import Listener, make_plan
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+D = "emu:0"
+ON_DEVICE = [
+    {"scheme": "hybrid", "device": D, "interval": 5},  # does not divide the rollout of 16
+    {"scheme": "hybrid", "device": D, "interval": 16},
+    {"scheme": "gpu", "device": D},
+]
+
+
+def trained(plan: Plan, **options: object) -> Listener:
+    listener = Listener()
+    train(plan, total_steps=160, callbacks=[listener], **options)
+    return listener
+
+
+@pytest.mark.parametrize("where", ON_DEVICE, ids=lambda w: f"{w['scheme']}-{w.get('interval')}")
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_parameters_and_statistics_after_five_iterations_agree_with_cpu(
+    env: str, where: dict[str, object]
+) -> None:
+    hyper = {"normalize_rewards": True, "entropy_coef": 0.01}
+    on_cpu = trained(make_plan(env, **hyper))
+    on_device = trained(make_plan(env, **hyper, **where))
+    torch.testing.assert_close(on_device.flat, on_cpu.flat, atol=1e-5, rtol=1e-5)
+    assert on_device.reports[-1].mean_return == on_cpu.reports[-1].mean_return
+
+
+@pytest.mark.parametrize("where", ON_DEVICE, ids=lambda w: f"{w['scheme']}-{w.get('interval')}")
+def test_truncated_episodes_are_bootstrapped_the_same_on_every_scheme(
+    where: dict[str, object],
+) -> None:
+    env = register("Truncates", lambda: Counter(length=3, truncates=True))
+    on_cpu, on_device = trained(make_plan(env)), trained(make_plan(env, **where))
+    torch.testing.assert_close(on_device.flat, on_cpu.flat, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("where", "sampler", "learner"),
+    [
+        (
+            ON_DEVICE[0],
+            {"policy_step", "env_step", "rollout_to_device", "wait"},
+            {"gae", "update", "weights_to_host", "wait"},
+        ),
+        (
+            ON_DEVICE[2],
+            {
+                "obs_to_device",
+                "policy_step",
+                "action_to_host",
+                "env_step",
+                "rollout_to_device",
+                "wait",
+            },
+            {"gae", "update", "wait"},
+        ),
+    ],
+    ids=["hybrid", "gpu"],
+)
+def test_stages_have_the_names_of_the_plan_and_each_lane_sums_to_the_iteration(
+    where: dict[str, object], sampler: set[str], learner: set[str]
+) -> None:
+    report = trained(make_plan(**where)).reports[-1]
+    for lane, names in (("sampler", sampler), ("learner", learner)):
+        stages = {name: s for (name, of), s in report.stage_s.items() if of == lane}
+        assert set(stages) == names
+        assert sum(stages.values()) == pytest.approx(report.iteration_s)
+        assert all(seconds > 0 for name, seconds in stages.items() if name != "wait")
+
+
+class StopAt(Callback):
+    def on_iteration(self, report: IterationReport) -> None:
+        if report.iteration == 2:
+            raise StopRequested
+
+
+@pytest.mark.parametrize("first", [{"scheme": "cpu"}, *ON_DEVICE[1:]], ids=lambda w: w["scheme"])
+@pytest.mark.parametrize("second", [{"scheme": "cpu"}, *ON_DEVICE[1:]], ids=lambda w: w["scheme"])
+def test_a_run_may_resume_under_another_scheme(
+    tmp_path: object, first: dict[str, object], second: dict[str, object]
+) -> None:
+    hyper = {"normalize_rewards": True}
+    train(make_plan(**hyper, **first), total_steps=160, run_dir=tmp_path, callbacks=[StopAt()])
+    result = train(make_plan(**hyper, **second), total_steps=160, run_dir=tmp_path, resume=True)
+    assert result.env_steps == 160 and result.call_env_steps == 96
+    assert evaluate(tmp_path, episodes=2).env_steps == 160
