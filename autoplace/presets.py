@@ -85,7 +85,6 @@ PRESETS: tuple[Preset, ...] = (
             "rollout_steps": 16,
             "epochs": 4,
             "gae_lambda": 0.98,
-            "normalize_rewards": True,
         },
         total_steps=1_000_000,
         source=_RL_ZOO,

@@ -130,7 +130,7 @@ class Hyperparameters:
     max_grad_norm: float = 0.5
     normalize_advantages: bool = True
     normalize_observations: bool = True
-    normalize_rewards: bool = False
+    normalize_rewards: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "rollout_steps", "epochs"):

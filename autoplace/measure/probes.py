@@ -18,6 +18,7 @@ from autoplace.ppo.batch import Batch, make_batch
 from autoplace.ppo.distribution import draw_noise
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.policy_step import PolicyStep
+from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import Updater
 from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
@@ -196,10 +197,11 @@ def _gae(task: Task) -> Probe:
     rollout.outcomes.zero_()
     network = _network(spec, task.device)
     hyper = Hyperparameters(num_envs=envs, rollout_steps=steps, hidden_sizes=spec.hidden_sizes)
+    normalizer = RewardNormalizer(num_envs=envs, gamma=hyper.gamma, device=task.device)
     return Probe(
         tasks=(task,),
         sample=timed_calls(
-            lambda: make_batch(network, rollout, hyper), task.device, wait_each=True
+            lambda: make_batch(network, rollout, hyper, normalizer), task.device, wait_each=True
         ),
     )
 

@@ -177,15 +177,18 @@ class Run:
     def _env_steps_per_s(self) -> float:
         """Of this call, its first iteration left out where there are more."""
         rows = self._plan.workload.hyperparameters.rollout_rows
-        if self._done > 1:
-            return (self._done - 1) * rows / (self._end_s - self._warm_s)
-        return self._done * rows / (self._end_s - self._start_s) if self._done else 0.0
+        counted, since_s = self._done, self._start_s
+        if counted > 1:
+            counted, since_s = counted - 1, self._warm_s
+        elapsed_s = self._end_s - since_s
+        return counted * rows / elapsed_s if elapsed_s > 0 else 0.0
 
     def _report(
         self, update: UpdateStats, iteration_s: float, stages: dict[tuple[str, str], float]
     ) -> IterationReport:
         episodes, rate = self._setup.episodes, self._env_steps_per_s
         rows = self._plan.workload.hyperparameters.rollout_rows
+        rows_left = (self._num_iterations - self.progress.iteration) * rows
         return IterationReport(
             iteration=self.progress.iteration,
             num_iterations=self._num_iterations,
@@ -196,7 +199,7 @@ class Run:
             call_wall_s=self._end_s - self._start_s,
             run_wall_s=self.progress.wall_s,
             env_steps_per_s=rate,
-            time_left_s=(self._num_iterations - self.progress.iteration) * rows / rate,
+            time_left_s=rows_left / rate if rate else 0.0,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
             num_episodes=episodes.num_episodes,

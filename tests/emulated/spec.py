@@ -82,8 +82,8 @@ class AcceleratorSpec:
 
     A copy bandwidth that is left out follows from those that are given: the way back is as fast as
     the way there, and pageable memory a third as fast as page-locked memory. With unified memory,
-    where a page-lock brings nothing, both kinds are as fast, by default half the memory's bandwidth,
-    since every byte is read from and written to the same memory.
+    where a page-lock brings nothing, both kinds are as fast, by default half the memory's
+    bandwidth, since every byte is read from and written to the same memory.
 
     Attributes:
         name: what the device calls itself.

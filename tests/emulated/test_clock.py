@@ -558,7 +558,8 @@ def test_a_lane_that_waits_uses_no_core() -> None:
         lane = running.clock.spawn(wait_for_the_device)
         for _ in range(100):
             device.charge(seconds=1e-3)
-        assert device.now() - start_s == pytest.approx(0.1, rel=1e-3)
+        # but for the first step, before which the new lane is taken to be busy
+        assert device.now() - start_s == pytest.approx(0.101, rel=1e-3)
         lane.join()
         assert device.now() - start_s == pytest.approx(0.16, rel=1e-3)
 

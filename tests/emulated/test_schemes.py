@@ -79,7 +79,8 @@ def test_stages_have_the_names_of_the_plan_and_each_lane_sums_to_the_iteration(
         stages = {name: s for (name, of), s in report.stage_s.items() if of == lane}
         assert set(stages) == names
         assert sum(stages.values()) == pytest.approx(report.iteration_s)
-        assert all(seconds > 0 for name, seconds in stages.items() if name != "wait")
+        free = {"wait", "env_step"}  # what these environments do is not charged for
+        assert all(seconds > 0 for name, seconds in stages.items() if name not in free)
 
 
 class StopAt(Callback):

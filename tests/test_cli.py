@@ -1,0 +1,274 @@
+"""The command line as a user meets it: texts, JSON keys, exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autoplace import store
+from autoplace.cli import main
+from autoplace.machine import detect_machine
+from autoplace.workload import EnvSpec
+from tests.synthetic import Truth, env_measurements, make_calibration
+
+ENV = EnvSpec.make("CartPole-v1")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder of its own, with nothing in it."""
+    monkeypatch.setenv("AUTOPLACE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def calibrated(home: Path) -> Path:
+    """A data folder that holds a calibration of this machine, of known costs."""
+    machine = detect_machine()
+    calibration = dataclasses.replace(
+        make_calibration(Truth(), usable_cpus=machine.usable_cpus), machine=machine
+    )
+    for name, step_s in (("CartPole-v1", 2e-5), ("Pendulum-v1", 3e-5)):
+        calibration = calibration.with_measurements(env_measurements(EnvSpec.make(name), step_s))
+    store.save_calibration(calibration)
+    return home
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def run_json(*arguments: str) -> dict:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_help_and_a_stored_plan_do_not_import_torch(calibrated: Path) -> None:
+    code = (
+        "import sys\n"
+        "from autoplace.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    for arguments in (["--help"], ["plan", "--help"], ["plan", "CartPole-v1", "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_machine_shows_the_keys_that_users_rely_on(home: Path) -> None:
+    data = run_json("machine")
+    assert set(data) >= {
+        "usable_cpus", "physical_cores", "cpu_quota", "cpu_model", "memory_bytes",
+        "accelerators", "versions", "fingerprint", "calibration",
+    }  # fmt: skip
+    assert data["calibration"]["valid"] is False
+    assert data["calibration"]["stale_sections"][0]["reason"]
+    text = run("machine").stdout
+    assert data["cpu_model"] in text
+    assert "autoplace calibrate" in text
+
+
+def test_machine_says_when_its_calibration_holds(calibrated: Path) -> None:
+    data = run_json("machine")["calibration"]
+    assert (data["valid"], data["stale_sections"]) == (True, [])
+    assert Path(data["path"]).is_file()
+
+
+def test_plan_prints_the_same_facts_as_text_and_as_json(calibrated: Path) -> None:
+    data = run_json("plan", "CartPole-v1")
+    text = run("plan", "CartPole-v1").stdout
+    assert f"scheme {data['scheme']}" in text
+    assert f"Bottleneck: {data['bottleneck']}" in text
+    for stage in data["stages"]:
+        assert stage["name"] in text
+    lanes: dict[str, float] = {}
+    for stage in data["stages"]:
+        lanes[stage["lane"]] = lanes.get(stage["lane"], 0.0) + stage["total_s"]
+    assert all(total == pytest.approx(data["iteration_s"]) for total in lanes.values())
+
+
+def test_the_hyperparameters_of_flags_reach_the_workload(calibrated: Path) -> None:
+    data = run_json(
+        "plan", "CartPole-v1", "--hidden-sizes", "32,16", "--epochs", "3", "--num-envs", "4",
+        "--rollout-steps", "64", "--gamma", "0.9", "--no-anneal-learning-rate",
+        "--minibatch-rows", "64", "--learn-threads", "1",
+    )  # fmt: skip
+    hyper = data["workload"]["hyperparameters"]
+    assert hyper["hidden_sizes"] == [32, 16]
+    assert (hyper["epochs"], hyper["num_envs"], hyper["gamma"]) == (3, 4, 0.9)
+    assert hyper["anneal_learning_rate"] is False
+    assert data["placement"]["minibatch_rows"] == 64
+    assert data["placement"]["learn_threads"] == 1
+
+
+def test_a_preset_is_the_base_and_a_flag_is_put_on_top(calibrated: Path) -> None:
+    preset = run_json("plan", "Pendulum-v1", "--preset", "auto")["workload"]["hyperparameters"]
+    assert preset["gamma"] == 0.9
+    changed = run_json("plan", "Pendulum-v1", "--preset", "auto", "--gamma", "0.95")
+    assert changed["workload"]["hyperparameters"]["gamma"] == 0.95
+    assert changed["workload"]["hyperparameters"]["epochs"] == preset["epochs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["plan", "Nope-v1"], 1, "there is no environment 'Nope-v1'"),
+        (["plan", "CartPole-v1", "--hidden-sizes", "64,x"], 2, "use for example 64,64"),
+        (["plan", "CartPole-v1", "--hidden-sizes", ""], 2, "use for example 64,64"),
+        (["plan", "CartPole-v1", "--minibatch-rows", "1"], 2, "at least 2 rows"),
+        (["plan", "CartPole-v1", "--minibatch-rows", "many"], 2, "neither a whole number nor auto"),
+        (["plan", "CartPole-v1", "--minibatch-rows", "9999"], 2, "at most the rollout"),
+        (["plan", "CartPole-v1", "--num-envs", "0"], 2, "--num-envs must be a whole number"),
+        (["plan", "CartPole-v1", "--gamma", "2"], 2, "--gamma must be between 0 and 1"),
+        (["plan", "CartPole-v1", "--scheme", "magic"], 2, "--scheme is auto or one of"),
+        (["plan", "CartPole-v1", "--scheme", "gpu"], 2, "needs an accelerator"),
+        (["plan", "CartPole-v1", "--device", "tpu"], 2, "a device is cpu, cuda"),
+        (["plan", "CartPole-v1", "--preset", "none"], 2, "--preset is auto or one of"),
+        (["plan", "CartPole-v1", "--env-kwargs", "{x"], 2, "--env-kwargs is a JSON object"),
+        (["plan", "CartPole-v1", "--env-kwargs", "[1]"], 2, "--env-kwargs is a JSON object"),
+        (["plan", "CartPole-v1", "--env-kwargs", '{"a": 1}'], 1, "CartPole-v1 cannot be made"),
+        (["plan", "CartPole-v1", "--calibration", "none.json"], 1, "none.json does not exist"),
+        (["plan", "CartPole-v1", "--num-envs", "1", "--rollout-steps", "1"], 2, "at least 2 rows"),
+        (["train", "CartPole-v1", "--resume"], 2, "--resume goes on with the run in a folder"),
+        (["train", "CartPole-v1", "--run-dir", "none", "--resume"], 1, "plan none"),
+        (["train", "CartPole-v1", "--total-steps", "0"], 2, "--total-steps"),
+        (["train", "CartPole-v1", "--run-dir", "/dev/null/x"], 1, "/dev/null"),
+        (["evaluate", "nowhere"], 1, "nowhere holds no checkpoint"),
+        (["calibrate", "--budget", "0"], 2, "--budget is at least 1 second"),
+        (["calibrate", "--device", "tpu", "--quick"], 2, "a device is cpu, cuda"),
+        (["nonsense"], 2, "No such command"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_gives_one_clear_line(
+    calibrated: Path, arguments: list[str], exit_code: int, message: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == exit_code, result.output
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"schema_version": 1, "mach', b"\xff\xfe\x00", b"[1, 2]"]
+)
+def test_a_damaged_calibration_file_is_named_in_one_line(
+    home: Path, tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_bytes(content)
+    result = run("plan", "CartPole-v1", "--calibration", str(path))
+    assert result.exit_code == 1
+    assert f"calibration {path}" in result.stderr
+    assert len([line for line in result.stderr.splitlines() if line.strip()]) == 1
+
+
+def test_training_writes_a_run_that_resumes_and_evaluates(calibrated: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["train", "CartPole-v1", "--run-dir", str(folder), "--seed", "3"]
+    first = run(*arguments, "--total-steps", "3072")
+    assert first.exit_code == 0, first.output
+    assert "env steps/s measured" in first.stdout
+    for name in ("policy_step", "env_step", "gae", "update"):
+        assert name in first.stdout
+
+    again = run(*arguments, "--total-steps", "3072")
+    assert again.exit_code == 1
+    assert "--resume" in again.stderr
+
+    resumed = run("train", "CartPole-v1", "--run-dir", str(folder), "--resume",
+                  "--total-steps", "5120", "--json")  # fmt: skip
+    assert resumed.exit_code == 0, resumed.output
+    events = [json.loads(line) for line in resumed.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["start", "iteration", "iteration", "end"]
+    assert events[0]["env_steps"] == 3072
+    assert (events[0]["seed"], events[-1]["seed"]) == (3, 3)
+    end = events[-1]
+    assert end["env_steps"] == 5120
+    assert set(end) >= {"env_steps", "wall_s", "env_steps_per_s", "mean_return", "stage_s"}
+
+    score = run_json("evaluate", str(folder), "--episodes", "3")
+    assert set(score) >= {"mean_return", "std_return", "episodes", "deterministic", "env_steps"}
+    assert (score["episodes"], score["env_steps"], score["deterministic"]) == (3, 5120, True)
+    assert "3 stochastic episodes" in run("evaluate", str(folder), "--episodes", "3",
+                                          "--stochastic").stdout  # fmt: skip
+
+
+def test_a_plan_from_a_file_is_run_as_it_is(calibrated: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(run("plan", "CartPole-v1", "--minibatch-rows", "512", "--json").stdout)
+    result = run("train", "CartPole-v1", "--plan", str(path), "--total-steps", "1024",
+                 "--run-dir", str(tmp_path / "run"), "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[0])["placement"]["minibatch_rows"] == 512
+    other = run("train", "Pendulum-v1", "--plan", str(path))
+    assert (other.exit_code, "is for CartPole-v1" in other.stderr) == (2, True)
+    path.write_text("{}")
+    broken = run("train", "CartPole-v1", "--plan", str(path))
+    assert (broken.exit_code, "is not a plan" in broken.stderr) == (2, True)
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(calibrated: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = run("train", "CartPole-v1", "--dry-run", "--run-dir", str(folder))
+    assert result.exit_code == 0
+    assert "Bottleneck:" in result.stdout
+    assert not folder.exists()
+
+
+def test_an_environment_without_a_step_time_is_timed_and_kept(calibrated: Path) -> None:
+    first = run("plan", "MountainCar-v0")
+    assert first.exit_code == 0, first.output
+    assert "timing MountainCar-v0" in first.stderr
+    second = run("plan", "MountainCar-v0")
+    assert "timing" not in second.stderr
+    assert second.stdout == first.stdout
+
+
+def test_without_a_calibration_a_quick_one_is_made_and_said_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autoplace.measure import calibrate
+
+    def quick(**kwargs: object) -> object:
+        assert kwargs["quick"] is True
+        return dataclasses.replace(make_calibration(Truth()), machine=detect_machine())
+
+    monkeypatch.setattr(calibrate, "calibrate", quick)
+    result = run("plan", "CartPole-v1")
+    assert result.exit_code == 0, result.output
+    assert "making a quick one now" in result.stderr
+    assert run_json("machine")["calibration"]["valid"] is True
+
+
+def test_a_short_calibration_of_this_machine_can_be_planned_with(
+    home: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "here.json"
+    data = run_json("calibrate", "--quick", "--budget", "4", "--env", "CartPole-v1",
+                    "--output", str(path))  # fmt: skip
+    assert set(data) == {
+        "machine", "fingerprint", "spent_s", "crossovers", "op_error", "warnings"
+    }  # fmt: skip
+    for crossover in data["crossovers"]:
+        assert set(crossover) >= {
+            "family", "dtype", "residency", "threads", "size", "low", "high", "slower_below",
+            "faster_above",
+        }  # fmt: skip
+    plan = run_json("plan", "CartPole-v1", "--calibration", str(path))
+    assert plan["fingerprint"] == data["fingerprint"]
