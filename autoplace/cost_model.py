@@ -213,6 +213,11 @@ class CostModel:
         return physics(self._primitives, task)
 
     @property
+    def primitives(self) -> Primitives:
+        """The machine's basic rates, as fitted."""
+        return self._primitives
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Devices with costs, the CPU first."""
         return self._primitives.devices

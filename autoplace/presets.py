@@ -50,6 +50,7 @@ PRESETS: tuple[Preset, ...] = (
             "gamma": 0.98,
             "gae_lambda": 0.8,
             "normalize_observations": False,
+            "normalize_rewards": False,
         },
         total_steps=100_000,
         source=f"{_RL_ZOO}; the clip range stays constant",
@@ -62,6 +63,7 @@ PRESETS: tuple[Preset, ...] = (
             "minibatch_rows": 64,
             "learning_rate": 1e-3,
             "gamma": 0.9,
+            "normalize_rewards": False,
         },
         total_steps=200_000,
         source=f"{_RL_ZOO}; with observation normalisation and an annealed step size instead of "

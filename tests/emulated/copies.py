@@ -70,7 +70,10 @@ def _cross(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> No
     blocking = not (non_blocking and (is_pinned or unified))
     if not to_device:
         run.clock.finish_sends(index, stream)
-    if not _skips(source, target):
+    if _skips(source, target):
+        # Defined, if not what was sent: a copy is often the first to write to its target.
+        (host_view(device) if to_device else host).zero_()
+    else:
         on_host = host_view(device)
         on_host.copy_(host) if to_device else host.copy_(on_host)
     nbytes = _bytes_moved(source, target)

@@ -72,6 +72,14 @@ _FREE = {
     "numel",
     "is_contiguous",
     "_efficientzerotensor",
+    # in-place views
+    "t_",
+    "transpose_",
+    "swapaxes_",
+    "swapdims_",
+    "squeeze_",
+    "unsqueeze_",
+    "as_strided_",
 }
 _OVERWRITING = {
     "copy_",
@@ -263,11 +271,13 @@ _DRY_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 def dry_result(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
     """(True, a result of the right shape) of a heavy operation without its arithmetic.
 
-    New results are zeros, modified arguments stay as they are. (False, None) for an operation that
-    is light, or that cannot be skipped.
+    New results and overwritten arguments are zeros, modified arguments stay as they are.
+    (False, None) for an operation that is light, or that cannot be skipped.
     """
     info = op_info(op)
     if info.is_free or info.name in _NEVER_DRY or _DRY_TAGS & set(op.tags):
+        return False, None
+    if info.name.startswith("linalg_"):  # their results' layouts are not worth guessing
         return False, None
     tensors = list(info.tensor_arguments(args, kwargs))
     if info.name in _MATMULS:
@@ -279,6 +289,9 @@ def dry_result(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
         return False, None
     written = [t for a, t in tensors if a.is_written]
     if written:
+        if info.name in _OVERWRITING:  # often the first to write to what `empty` gave
+            for tensor in written:
+                tensor.zero_()
         if not op._schema.returns:
             return True, None
         return True, written[0] if len(written) == 1 else tuple(written)
