@@ -59,9 +59,14 @@ class Run:
         self._run_dir = self._open(run_dir, resume)
         self.resumed_from: Checkpoint | None = None
         self.progress = Progress(total_steps=total_steps, seed=seed)
-        if resume:
-            self.resumed_from = self._load(total_steps, seed)
-            self.progress = dataclasses.replace(self.resumed_from.progress, total_steps=total_steps)
+        try:
+            if resume:
+                self.resumed_from = self._load(total_steps, seed)
+                saved = self.resumed_from.progress
+                self.progress = dataclasses.replace(saved, total_steps=total_steps)
+        except BaseException:
+            self._stack.close()  # lets the folder go
+            raise
         self.interrupted = False
         self._first = self.progress.iteration
         self._wall_before_s = self.progress.wall_s
@@ -78,7 +83,7 @@ class Run:
     ) -> None:
         """Save what is sound, whatever ends the run, and let the folder go."""
         with self._stack:
-            if isinstance(error, Exception) and hasattr(self, "_learner"):
+            if isinstance(error, Exception) and self._done:
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     self._save()
 

@@ -10,6 +10,7 @@ scheme's predicted iteration time beside the true (virtual) time of the real tra
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import statistics
@@ -189,7 +190,7 @@ def true_crossing(
         return true_matmul_s(spec, challenger(size)) > first
 
     sizes = [8 * 2 ** (step / 16) for step in range(9 * 16 + 1)]
-    for low, high in reversed(list(zip(sizes[:-1], sizes[1:], strict=True))):
+    for low, high in reversed(list(itertools.pairwise(sizes))):
         if slower(high):
             return None
         if slower(low):

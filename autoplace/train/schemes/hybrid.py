@@ -56,8 +56,10 @@ class HybridScheme:
             on_device.copy_steps_from(host, start, stop)
             if last:
                 on_device.observation_rows[-1].copy_(host.observation_rows[-1], non_blocking=True)
-                on_device.final_index = host.final_index.to(self._device)
-                on_device.final_observations = host.final_observations.to(self._device)
+                if host.final_index.shape[0] or on_device.final_index.shape[0]:
+                    # Rare and of any number, so from ordinary memory: the host waits for these.
+                    on_device.final_index = host.final_index.to(self._device)
+                    on_device.final_observations = host.final_observations.to(self._device)
 
     def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:
         """Learn from the rollout once all of it has arrived."""
