@@ -59,21 +59,40 @@ class Line:
         return self.fixed_s + nbytes / self.bytes_per_s
 
 
+_HALF_ROWS = (0.5, 16.0, 256.0)
+
+
 def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
     shapes = np.array([m.task.shape for m in rows], dtype=float)
     seconds = np.array([m.median_s for m in rows])
     m, k, n = shapes.T
     flops = 2 * m * k * n
     nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
-    start = np.log([seconds.min() / 2, (flops / seconds).max(), 2 * (nbytes / seconds).max(), 0.5])
 
     def log_ratio(theta: Array) -> Array:
         fixed, rate, bandwidth, half = np.exp(theta)
         model = fixed + np.maximum(flops / rate * (1 + half / m), nbytes / bandwidth)
         return np.asarray(np.log(model / seconds))
 
-    fit = least_squares(log_ratio, start, loss="soft_l1", f_scale=0.05, max_nfev=200)
-    fixed, rate, bandwidth, half = np.exp(fit.x)
+    # The rate and the half-rate rows trade off, so the fit is started from several of the latter.
+    fits = [
+        least_squares(
+            log_ratio,
+            np.log(
+                [
+                    seconds.min() / 2,
+                    (flops / seconds).max(),
+                    2 * (nbytes / seconds).max(),
+                    half_rows,
+                ]
+            ),
+            loss="soft_l1",
+            f_scale=0.05,
+            max_nfev=200,
+        )
+        for half_rows in _HALF_ROWS
+    ]
+    fixed, rate, bandwidth, half = np.exp(min(fits, key=lambda fit: fit.cost).x)
     return _Matmul(fixed, rate, bandwidth, half)
 
 

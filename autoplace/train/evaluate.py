@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from autoplace import device as devices
 from autoplace.envs import make_vector_env, spawn_seeds
 from autoplace.errors import EnvironmentFault, UsageError
 from autoplace.train.policy import Policy, load_policy
@@ -87,6 +88,21 @@ def evaluate(
         raise UsageError(f"--episodes must be at least 1, got {episodes}: raise it")
     if not isinstance(policy, Policy):
         policy = load_policy(policy, seed=seed)
+    with devices.torch_threads(
+        1
+    ):  # a few rows at a time: more threads only get in each other's way
+        returns, lengths = _run_episodes(policy, episodes, deterministic, seed)
+    return EvaluationResult(
+        returns=tuple(returns),
+        lengths=tuple(lengths),
+        deterministic=deterministic,
+        env_steps=policy.env_steps,
+    )
+
+
+def _run_episodes(
+    policy: Policy, episodes: int, deterministic: bool, seed: int
+) -> tuple[list[float], list[int]]:
     num_envs = min(episodes, _MAX_ENVS)
     left = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     envs = make_vector_env(policy.description, num_envs=num_envs)
@@ -112,9 +128,4 @@ def evaluate(
                 )
     finally:
         envs.close()
-    return EvaluationResult(
-        returns=tuple(returns),
-        lengths=tuple(lengths),
-        deterministic=deterministic,
-        env_steps=policy.env_steps,
-    )
+    return returns, lengths
