@@ -30,7 +30,7 @@ from scipy.optimize import least_squares
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from autoplace.errors import CalibrationFault
+from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.physics import Parts, Primitives, fit_line, physics
 
@@ -236,7 +236,7 @@ class CostModel:
         """Cost each distinct task once.
 
         Raises:
-            CalibrationFault: a task concerns a device or an environment that was never measured.
+            CalibrationError: a task concerns a device or an environment that was never measured.
         """
         distinct = list(dict.fromkeys(tasks))
         costs: dict[Task, Cost] = {}
@@ -256,7 +256,7 @@ class CostModel:
 
     def _predict_kind(self, kind: tuple[object, ...], group: Sequence[Task]) -> dict[Task, Cost]:
         if group[0].device not in self.devices:
-            raise CalibrationFault(
+            raise CalibrationError(
                 f"device {group[0].device} was not calibrated, only {', '.join(self.devices)}: "
                 "run `autoplace calibrate`"
             )
@@ -280,7 +280,7 @@ class CostModel:
         rows = self._env_steps.get(_any_number(task), [])
         if not rows:
             assert task.env is not None
-            raise CalibrationFault(
+            raise CalibrationError(
                 f"no step time of {task.env.id} ({task.backend}) is in the calibration: "
                 f"run `autoplace calibrate --env {task.env.id}`"
             )
@@ -324,6 +324,6 @@ def fit_cost_model(calibration: Calibration) -> CostModel:
     """Fit the cost model of a calibrated machine; takes well under a second.
 
     Raises:
-        CalibrationFault: the calibration lacks the basic timings of one of its devices.
+        CalibrationError: the calibration lacks the basic timings of one of its devices.
     """
     return CostModel(calibration)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from autoplace.device_names import CPU, canonical_device, is_accelerator
-from autoplace.errors import DeviceFault
+from autoplace.errors import DeviceError
 
 __all__ = [
     "CPU",
@@ -120,12 +120,12 @@ def require_device(name: str) -> str:
 
     Raises:
         UsageError: the name is not that of a device.
-        DeviceFault: there is no such device on this machine.
+        DeviceError: there is no such device on this machine.
     """
     device = canonical_device(name, accelerator_devices())
     if is_accelerator(device) and device not in accelerator_devices():
         found = ", ".join((CPU, *accelerator_devices()))
-        raise DeviceFault(f"device {device} is not on this machine, which has {found}: name one")
+        raise DeviceError(f"device {device} is not on this machine, which has {found}: name one")
     return device
 
 

@@ -19,17 +19,17 @@ class UsageError(AutoplaceError, ValueError):
     exit_code = 2
 
 
-class EnvironmentFault(AutoplaceError):
+class EnvError(AutoplaceError):
     """An environment that cannot be made, has an unsupported space, or misbehaves."""
 
 
-class DeviceFault(AutoplaceError):
+class DeviceError(AutoplaceError):
     """A device that does not exist here or does not work."""
 
 
-class CalibrationFault(AutoplaceError):
+class CalibrationError(AutoplaceError):
     """A calibration that is missing, unreadable, or of another machine."""
 
 
-class RunFault(AutoplaceError):
+class RunError(AutoplaceError):
     """A run that cannot start, go on, or be read back."""

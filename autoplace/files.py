@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from autoplace.errors import AutoplaceError, RunFault
+from autoplace.errors import AutoplaceError, RunError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _TEMPORARY = ".autoplace-{}.tmp"
 _NO_LOCKS_HERE = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
 
-def write_bytes_atomic(path: Path, content: Content, *, fault: Fault = RunFault) -> None:
+def write_bytes_atomic(path: Path, content: Content, *, fault: Fault = RunError) -> None:
     """Put ``content`` in place of the file at ``path``, wholly or not at all.
 
     Args:
@@ -65,7 +65,7 @@ def write_bytes_atomic(path: Path, content: Content, *, fault: Fault = RunFault)
         raise
 
 
-def write_json_atomic(path: Path, obj: object, *, fault: Fault = RunFault) -> None:
+def write_json_atomic(path: Path, obj: object, *, fault: Fault = RunError) -> None:
     """Write ``obj`` as JSON, wholly or not at all; NaN and infinity are refused."""
     try:
         text = format_json(obj)
@@ -152,7 +152,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
 
 
 def read_json_object(
-    path: Path, what: str, *, fault: Fault = RunFault, remedy: str = "choose another file"
+    path: Path, what: str, *, fault: Fault = RunError, remedy: str = "choose another file"
 ) -> dict[str, Any]:
     """The JSON object in a file.
 

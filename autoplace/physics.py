@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from autoplace.errors import CalibrationFault
+from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.workload import FLOAT_BYTES
 
@@ -146,7 +146,7 @@ class Primitives:
                 )
         for device in calibration.devices:
             if device not in self.dispatch_s or not any(d == device for d, _ in self.matmul):
-                raise CalibrationFault(
+                raise CalibrationError(
                     f"the calibration has no complete set of basic timings for {device}: "
                     "run `autoplace calibrate` again with a larger --budget"
                 )
@@ -181,7 +181,7 @@ class Primitives:
             (device, direction, not pinned)
         )
         if line is None:
-            raise CalibrationFault(
+            raise CalibrationError(
                 f"the calibration has no copies ({direction}) for {device}: "
                 "run `autoplace calibrate` again with a larger --budget"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoplace import store
-from autoplace.errors import CalibrationFault
+from autoplace.errors import CalibrationError
 from autoplace.machine import detect_machine
 from autoplace.measurement import Calibration, Measurement
 from autoplace.workload import Workload
@@ -53,7 +53,7 @@ def prepare_calibration(
         note: told each note as it arises.
 
     Raises:
-        CalibrationFault: the file cannot be read or lacks the environment.
+        CalibrationError: the file cannot be read or lacks the environment.
     """
     notes: list[str] = []
 
@@ -64,7 +64,7 @@ def prepare_calibration(
     if path is not None:
         calibration = store.read_calibration(path)
         if not _has_env(calibration, workload):
-            raise CalibrationFault(
+            raise CalibrationError(
                 f"{path} has no step time of {workload.env.id} with {_number(workload)} envs: "
                 f"on its machine, run `autoplace calibrate --env {workload.env.id}`"
             )
@@ -81,7 +81,7 @@ def prepare_calibration(
         stored = stored.with_measurements(measurements)
         try:
             store.merge_calibration(stored.machine, measurements)
-        except CalibrationFault as fault:
+        except CalibrationError as fault:
             say(f"not kept: {fault}")
     return Prepared(calibration=stored, notes=tuple(notes))
 
@@ -95,7 +95,7 @@ def _quick_calibration(progress: Callable[[Progress], None] | None) -> Calibrati
 def _try_to_keep(calibration: Calibration, say: Callable[[str], None]) -> None:
     try:
         store.save_calibration(calibration)
-    except CalibrationFault as fault:  # planning goes on without
+    except CalibrationError as fault:  # planning goes on without
         say(f"not kept: {fault}")
 
 

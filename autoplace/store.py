@@ -22,7 +22,7 @@ from typing import Any
 
 import platformdirs
 
-from autoplace.errors import CalibrationFault, RunFault
+from autoplace.errors import CalibrationError, RunError
 from autoplace.files import (
     Content,
     FileLock,
@@ -117,7 +117,7 @@ def _fallback_dir(wanted: Path | None) -> Path:
         if hasattr(os, "getuid") and folder.lstat().st_uid != user:  # somebody else's name for it
             folder = Path(tempfile.mkdtemp(prefix="autoplace-"))
     except OSError as error:
-        raise RunFault(
+        raise RunError(
             f"no folder can be written, not even for temporary files ({error.strerror or error}): "
             "set AUTOPLACE_HOME to one that can"
         ) from error
@@ -147,11 +147,11 @@ def calibration_path(machine: Machine) -> Path:
 def save_calibration(calibration: Calibration, path: Path | None = None) -> Path:
     """Save a calibration as its machine's stored one, or to ``path``; returns the file."""
     if path is not None:
-        write_json_atomic(path, calibration.to_json(), fault=CalibrationFault)
+        write_json_atomic(path, calibration.to_json(), fault=CalibrationError)
         return path
     path = calibration_path(calibration.machine)
     with _locked(path):
-        write_json_atomic(path, calibration.to_json(), fault=CalibrationFault)
+        write_json_atomic(path, calibration.to_json(), fault=CalibrationError)
     return path
 
 
@@ -159,15 +159,15 @@ def read_calibration(path: Path) -> Calibration:
     """The calibration in a file, of whatever machine it is.
 
     Raises:
-        CalibrationFault: it is missing, cut off, damaged, or of a newer version.
+        CalibrationError: it is missing, cut off, damaged, or of a newer version.
     """
     remedy = f"{_RECALIBRATE} to replace it, or choose another with --calibration"
-    data = read_json_object(path, "calibration", fault=CalibrationFault, remedy=remedy)
+    data = read_json_object(path, "calibration", fault=CalibrationError, remedy=remedy)
     version = data.get("schema_version")
     if type(version) is not int or version < 1:
-        raise CalibrationFault(f"calibration {path} has no schema_version: {remedy}")
+        raise CalibrationError(f"calibration {path} has no schema_version: {remedy}")
     if version > SCHEMA_VERSION:
-        raise CalibrationFault(
+        raise CalibrationError(
             f"calibration {path} is of schema version {version}, this autoplace reads up to "
             f"{SCHEMA_VERSION}: upgrade autoplace, or {_RECALIBRATE} to replace it"
         )
@@ -181,7 +181,7 @@ def read_calibration(path: Path) -> Calibration:
     except (TypeError, ValueError, AttributeError, AssertionError) as error:
         problem = one_line(error) or type(error).__name__
     if problem:
-        raise CalibrationFault(f"calibration {path} is not one ({problem}): {remedy}")
+        raise CalibrationError(f"calibration {path} is not one ({problem}): {remedy}")
     return calibration
 
 
@@ -189,13 +189,13 @@ def load_calibration(path: Path | None = None) -> Calibration:
     """This machine's stored calibration, or the one in ``path``, which may be of another machine.
 
     Raises:
-        CalibrationFault: there is none, or it no longer holds; the message says why.
+        CalibrationError: there is none, or it no longer holds; the message says why.
     """
     if path is not None:
         return read_calibration(Path(path))
     calibration, reason = stored_calibration(detect_machine(accelerators=False))
     if calibration is None:
-        raise CalibrationFault(reason)
+        raise CalibrationError(reason)
     return calibration
 
 
@@ -210,7 +210,7 @@ def stored_calibration(machine: Machine) -> tuple[Calibration | None, str | None
         return None, f"this machine has no calibration yet: {_RECALIBRATE}"
     try:
         calibration = read_calibration(path)
-    except CalibrationFault as fault:
+    except CalibrationError as fault:
         return None, str(fault)
     if changes := machine.changes_since(calibration.machine):
         shown = "; ".join(changes[:3]) + (f"; {len(changes) - 3} more" if changes[3:] else "")
@@ -225,25 +225,25 @@ def merge_calibration(machine: Machine, measurements: Iterable[Measurement]) -> 
     usable is stored, a calibration of just these is begun.
 
     Raises:
-        CalibrationFault: what is stored was measured under other conditions, or cannot be written.
+        CalibrationError: what is stored was measured under other conditions, or cannot be written.
     """
     path = calibration_path(machine)
     with _locked(path):
         source = _stored_path(machine)
         try:
             stored = read_calibration(source) if source.exists() else None
-        except CalibrationFault as fault:
+        except CalibrationError as fault:
             log.warning("%s", fault)
             stored = None
         if stored is None:
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             stored = Calibration(machine=machine, measurements=(), created=now)
         elif changes := machine.changes_since(stored.machine):
-            raise CalibrationFault(
+            raise CalibrationError(
                 f"calibration {source} no longer holds ({changes[0]}): {_RECALIBRATE}"
             )
         merged = stored.with_measurements(measurements)
-        write_json_atomic(path, merged.to_json(), fault=CalibrationFault)
+        write_json_atomic(path, merged.to_json(), fault=CalibrationError)
     return merged
 
 
@@ -294,9 +294,9 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         taken = lock.acquire(wait_s=_LOCK_WAIT_S)
     except OSError as error:
-        raise cannot_write(lock_path, error, CalibrationFault) from error
+        raise cannot_write(lock_path, error, CalibrationError) from error
     if not taken:
-        raise CalibrationFault(
+        raise CalibrationError(
             f"process {lock.holder()} has kept {lock_path} locked for {_LOCK_WAIT_S:g} s: "
             "end it and try again"
         )
@@ -332,7 +332,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """The JSON object of a plan in a file, as ``autoplace plan --json`` prints it.
 
     Raises:
-        RunFault: it is missing, cut off or damaged.
+        RunError: it is missing, cut off or damaged.
     """
     return read_json_object(path, "plan", remedy="make one with autoplace plan ENV --json")
 
@@ -341,7 +341,7 @@ def read_run_plan(run_dir: Path) -> dict[str, Any]:
     """The JSON object of the plan that a run follows.
 
     Raises:
-        RunFault: there is none, or it is damaged.
+        RunError: there is none, or it is damaged.
     """
     return read_json_object(run_dir / _PLAN, "plan", remedy=_OTHER_RUN)
 
@@ -350,7 +350,7 @@ def read_run_config(run_dir: Path) -> dict[str, Any]:
     """The JSON object of a run's settings.
 
     Raises:
-        RunFault: there is none, or it is damaged.
+        RunError: there is none, or it is damaged.
     """
     return read_json_object(run_dir / _CONFIG, "run configuration", remedy=_OTHER_RUN)
 
@@ -362,16 +362,16 @@ class RunDir:
         """Take the folder, which exists.
 
         Raises:
-            RunFault: another training has it, or it cannot be written.
+            RunError: another training has it, or it cannot be written.
         """
         self.path = path
         self._lock = FileLock(path / ".lock")
         try:
             taken = self._lock.acquire()
         except OSError as error:
-            raise cannot_write(path, error, RunFault) from error
+            raise cannot_write(path, error, RunError) from error
         if not taken:
-            raise RunFault(
+            raise RunError(
                 f"process {self._lock.holder()} is training into {path}: "
                 "wait for it to end or choose another --run-dir"
             )
@@ -407,7 +407,7 @@ class RunDir:
                 replace(latest, previous)
             replace(new, latest)
         except OSError as error:
-            raise cannot_write(latest, error, RunFault) from error
+            raise cannot_write(latest, error, RunError) from error
         return latest
 
     def close(self) -> None:
@@ -433,7 +433,7 @@ def create_run_dir(
         home: the data folder, :func:`data_dir` where not given.
 
     Raises:
-        RunFault: it cannot be made, another training has it, or it holds a finished run's
+        RunError: it cannot be made, another training has it, or it holds a finished run's
             checkpoints, which are never overwritten.
     """
     if path is None:
@@ -441,11 +441,11 @@ def create_run_dir(
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_write(path, error, RunFault) from error
+        raise cannot_write(path, error, RunError) from error
     run_dir = RunDir(path)
     if latest_checkpoint(path):
         run_dir.close()
-        raise RunFault(
+        raise RunError(
             f"{path} holds the checkpoints of an earlier run: "
             "go on with it by --resume or choose another --run-dir"
         )
@@ -456,10 +456,10 @@ def resume_run_dir(path: Path) -> RunDir:
     """Take the folder of an earlier run to go on with it.
 
     Raises:
-        RunFault: there is no checkpoint in it, or another training has it.
+        RunError: there is no checkpoint in it, or another training has it.
     """
     if not latest_checkpoint(path):
-        raise RunFault(f"{path} holds no checkpoint to resume from: train without --resume")
+        raise RunError(f"{path} holds no checkpoint to resume from: train without --resume")
     return RunDir(path)
 
 
@@ -480,5 +480,5 @@ def _new_folder(runs: Path, env_id: str, seed: int) -> Path:
                 folder.mkdir()
                 return folder
     except OSError as error:
-        raise cannot_write(runs / name, error, RunFault) from error
-    raise RunFault(f"{runs} holds a thousand runs named {name}: choose a --run-dir")
+        raise cannot_write(runs / name, error, RunError) from error
+    raise RunError(f"{runs} holds a thousand runs named {name}: choose a --run-dir")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoplace.cost_model import fit_cost_model
-from autoplace.errors import CalibrationFault
+from autoplace.errors import CalibrationError
 from autoplace.measurement import Task
 from autoplace.workload import EnvSpec, NetworkSpec
 from tests.synthetic import GPU, Truth, make_calibration, random_tasks
@@ -124,20 +124,20 @@ def test_an_environment_between_two_timed_numbers_is_interpolated() -> None:
 
 def test_an_environment_that_was_never_timed_names_the_next_command() -> None:
     model = fit_cost_model(make_calibration(Truth()))
-    with pytest.raises(CalibrationFault, match="autoplace calibrate --env Known-v0"):
+    with pytest.raises(CalibrationError, match="autoplace calibrate --env Known-v0"):
         model.predict([Task(op="env_step", env=ENV, backend="sync", num_envs=8)])
 
 
 def test_a_device_that_was_never_timed_names_the_next_command() -> None:
     model = fit_cost_model(make_calibration(Truth()))
-    with pytest.raises(CalibrationFault, match="cuda:0 was not calibrated"):
+    with pytest.raises(CalibrationError, match="cuda:0 was not calibrated"):
         model.predict([Task(op="update", device=GPU, network=NETWORK, rows=64)])
 
 
 def test_a_calibration_without_basic_timings_is_refused() -> None:
     calibration = make_calibration(Truth())
     bare = dataclasses.replace(calibration, measurements=calibration.measurements[:3])
-    with pytest.raises(CalibrationFault, match="run `autoplace calibrate` again"):
+    with pytest.raises(CalibrationError, match="run `autoplace calibrate` again"):
         fit_cost_model(bare)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from autoplace import files, store
 from autoplace.accelerators import Accelerator
-from autoplace.errors import CalibrationFault, RunFault
+from autoplace.errors import CalibrationError, RunError
 from autoplace.machine import Machine, detect_machine
 from autoplace.measurement import SCHEMA_VERSION, Calibration, Measurement, Task
 from autoplace.workload import EnvSpec, NetworkSpec
@@ -162,8 +162,8 @@ def test_a_written_file_replaces_the_old_one_and_leaves_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), RunFault),
-        (OSError(errno.EIO, "Input/output error"), RunFault),
+        (OSError(errno.ENOSPC, "No space left on device"), RunError),
+        (OSError(errno.EIO, "Input/output error"), RunError),
         (KeyboardInterrupt(), KeyboardInterrupt),
         (ValueError("a bug of the caller"), ValueError),
     ],
@@ -192,8 +192,8 @@ def test_a_disk_that_fills_up_at_the_last_moment_is_reported_with_path_and_room(
 
     monkeypatch.setattr(*{"fsync": (os, "fsync"), "replace": (Path, "replace")}[call], fail)
     path = tmp_path / "file.json"
-    with pytest.raises(CalibrationFault) as caught:
-        store.write_json_atomic(path, {"a": 1}, fault=CalibrationFault)
+    with pytest.raises(CalibrationError) as caught:
+        store.write_json_atomic(path, {"a": 1}, fault=CalibrationError)
     message = str(caught.value)
     assert str(path) in message
     assert "No space left on device" in message
@@ -203,14 +203,14 @@ def test_a_disk_that_fills_up_at_the_last_moment_is_reported_with_path_and_room(
 
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
-    with pytest.raises(RunFault, match=r"cannot write .*file/home"):
+    with pytest.raises(RunError, match=r"cannot write .*file/home"):
         store.write_json_atomic(not_a_folder(tmp_path) / "a.json", {})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_json_does_not_know_are_refused(tmp_path, value):
     path = tmp_path / "a.json"
-    with pytest.raises(RunFault, match="cannot write"):
+    with pytest.raises(RunError, match="cannot write"):
         store.write_json_atomic(path, {"a": [{"b": value}]})
     assert not path.exists()
 
@@ -351,7 +351,7 @@ DAMAGED = {
 def test_a_damaged_calibration_is_refused_in_one_line_and_counts_as_none(data, problem):
     path = store.save_calibration(CALIBRATION)
     path.write_bytes(data)
-    with pytest.raises(CalibrationFault) as caught:
+    with pytest.raises(CalibrationError) as caught:
         store.read_calibration(path)
     message = str(caught.value)
     assert problem in message
@@ -375,9 +375,9 @@ def test_times_are_checked_without_assertions_too(monkeypatch):
 
 
 def test_a_calibration_that_does_not_exist_or_is_a_folder_is_refused(tmp_path):
-    with pytest.raises(CalibrationFault, match="does not exist"):
+    with pytest.raises(CalibrationError, match="does not exist"):
         store.read_calibration(tmp_path / "none.json")
-    with pytest.raises(CalibrationFault, match="cannot be read"):
+    with pytest.raises(CalibrationError, match="cannot be read"):
         store.read_calibration(tmp_path)
 
 
@@ -411,7 +411,7 @@ def test_a_calibration_of_this_very_machine_is_loaded():
 
 
 def test_a_machine_without_a_calibration_is_told_to_calibrate():
-    with pytest.raises(CalibrationFault, match="no calibration yet: run autoplace calibrate"):
+    with pytest.raises(CalibrationError, match="no calibration yet: run autoplace calibrate"):
         store.load_calibration()
 
 
@@ -467,7 +467,7 @@ def test_merging_into_nothing_usable_begins_a_calibration(damage):
 def test_merging_under_other_conditions_is_refused_and_changes_nothing():
     path = store.save_calibration(CALIBRATION)
     before = path.read_bytes()
-    with pytest.raises(CalibrationFault, match=r"CPU quota: was none, now 0\.5"):
+    with pytest.raises(CalibrationError, match=r"CPU quota: was none, now 0\.5"):
         store.merge_calibration(
             dataclasses.replace(MACHINE, cpu_quota=0.5), [env_steps("CartPole-v1")]
         )
@@ -501,7 +501,7 @@ def test_a_calibration_that_stays_locked_is_reported_with_the_owner(monkeypatch)
     monkeypatch.setattr(store, "_LOCK_WAIT_S", 0.05)
     lock = files.FileLock(path.with_suffix(".lock"))
     assert lock.acquire()
-    with pytest.raises(CalibrationFault, match=f"process {os.getpid()} has kept"):
+    with pytest.raises(CalibrationError, match=f"process {os.getpid()} has kept"):
         store.merge_calibration(MACHINE, [])
     lock.release()
     store.merge_calibration(MACHINE, [])
@@ -543,7 +543,7 @@ def test_no_environment_id_leads_out_of_the_runs_folder(home, env_id):
 def test_two_trainings_into_one_folder_are_refused_until_the_first_ends(tmp_path):
     folder = tmp_path / "run"
     first = store.create_run_dir(folder, env_id="CartPole-v1", seed=0)
-    with pytest.raises(RunFault, match=f"process {os.getpid()} is training into"):
+    with pytest.raises(RunError, match=f"process {os.getpid()} is training into"):
         store.create_run_dir(folder, env_id="CartPole-v1", seed=1)
     first.close()
     store.create_run_dir(folder, env_id="CartPole-v1", seed=1).close()
@@ -562,7 +562,7 @@ def test_the_folder_of_a_process_that_died_is_taken_over(tmp_path):
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None
         pid = int(other.stdout.readline())
-        with pytest.raises(RunFault, match=f"process {pid} is training into"):
+        with pytest.raises(RunError, match=f"process {pid} is training into"):
             store.resume_run_dir(folder)
         assert other.stdin is not None
         other.stdin.close()
@@ -575,7 +575,7 @@ def test_the_folder_of_a_process_that_died_is_taken_over(tmp_path):
 def test_an_earlier_run_is_never_overwritten(tmp_path):
     with store.create_run_dir(tmp_path, env_id="CartPole-v1", seed=0) as run:
         run.save_checkpoint(b"weights")
-    with pytest.raises(RunFault, match="--resume"):
+    with pytest.raises(RunError, match="--resume"):
         store.create_run_dir(tmp_path, env_id="CartPole-v1", seed=0)
     with store.resume_run_dir(tmp_path) as run:
         assert run.config_path == tmp_path / "config.json"
@@ -585,12 +585,12 @@ def test_an_earlier_run_is_never_overwritten(tmp_path):
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_folder_without_a_checkpoint_cannot_be_resumed(tmp_path, exists):
     folder = tmp_path if exists else tmp_path / "none"
-    with pytest.raises(RunFault, match="no checkpoint to resume from"):
+    with pytest.raises(RunError, match="no checkpoint to resume from"):
         store.resume_run_dir(folder)
 
 
 def test_a_run_folder_that_cannot_be_made_is_reported(tmp_path):
-    with pytest.raises(RunFault, match="cannot write"):
+    with pytest.raises(RunError, match="cannot write"):
         store.create_run_dir(not_a_folder(tmp_path), env_id="CartPole-v1", seed=0)
 
 
@@ -611,7 +611,7 @@ def test_a_run_folder_with_a_damaged_file_is_refused_in_one_line(tmp_path, read,
     for name in ("plan.json", "config.json"):
         if data is not None:
             (tmp_path / name).write_bytes(data)
-    with pytest.raises(RunFault) as caught:
+    with pytest.raises(RunError) as caught:
         read(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert str(caught.value).endswith("name the folder of a run that autoplace train made")

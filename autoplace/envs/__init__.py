@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autoplace.envs.describe import EnvDescription, describe, inspect_env
+from autoplace.envs.description import EnvDescription, describe, inspect_env
 from autoplace.envs.make import make_env
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step, VectorEnv, spawn_seeds
@@ -51,7 +51,7 @@ def make_vector_env(
 
     Raises:
         UsageError: there is no such backend.
-        EnvironmentFault: an environment cannot be made.
+        EnvError: an environment cannot be made.
     """
     for entry in BACKENDS:
         if entry.name == backend:

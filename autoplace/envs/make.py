@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from autoplace.errors import AutoplaceError, EnvironmentFault
+from autoplace.errors import AutoplaceError, EnvError
 from autoplace.workload import EnvSpec
 
 Env = gym.Env[Any, Any]
@@ -37,7 +37,7 @@ def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
         render_mode: passed on where it is not ``None``.
 
     Raises:
-        EnvironmentFault: it cannot be made; the message says why and what to do.
+        EnvError: it cannot be made; the message says why and what to do.
     """
     kwargs = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
     try:
@@ -49,9 +49,9 @@ def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
     except AutoplaceError:
         raise
     except Exception as error:
-        raise EnvironmentFault(_explain(spec.id, error)) from error
+        raise EnvError(_explain(spec.id, error)) from error
     if not isinstance(env, gym.Env):
-        raise EnvironmentFault(
+        raise EnvError(
             f"{spec.id} must give a gymnasium.Env, got {type(env).__name__}: return an environment"
         )
     return env
@@ -72,7 +72,7 @@ def _make_registered(env_id: str, kwargs: dict[str, Any]) -> Env:
 
 def _load_function(path: Path, function: str) -> Callable[..., Any]:
     if not path.is_file():
-        raise EnvironmentFault(f"there is no file {path}: name one as path/to/file.py:make_env")
+        raise EnvError(f"there is no file {path}: name one as path/to/file.py:make_env")
     name = f"autoplace_env_{path.stem}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None and module_spec.loader is not None
@@ -81,7 +81,7 @@ def _load_function(path: Path, function: str) -> Callable[..., Any]:
     module_spec.loader.exec_module(module)
     found = getattr(module, function, None)
     if not callable(found):
-        raise EnvironmentFault(f"{path} has no function {function!r}: define it, or name another")
+        raise EnvError(f"{path} has no function {function!r}: define it, or name another")
     return found  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from autoplace.errors import EnvironmentFault
+from autoplace.errors import EnvError
 
 _ACTION_INDEX_BYTES = 8
 _FLOAT_BYTES = 4
@@ -94,18 +94,18 @@ def observation_codec(space: spaces.Space[Any], env_id: str) -> ObservationCodec
     """The codec of an observation space.
 
     Raises:
-        EnvironmentFault: the space is of another kind, or has no numbers in it.
+        EnvError: the space is of another kind, or has no numbers in it.
     """
     if isinstance(space, spaces.Discrete):
         return ObservationCodec((), int(space.n), int(space.start))
     if isinstance(space, spaces.Box):
         size = math.prod(space.shape)
         if size == 0:
-            raise EnvironmentFault(
+            raise EnvError(
                 f"{env_id} observes {space}, which holds no number: its space must not be empty"
             )
         return ObservationCodec(tuple(space.shape), size)
-    raise EnvironmentFault(
+    raise EnvError(
         f"{env_id} observes {_kind(space)}, but an observation must be a Box or Discrete: "
         "flatten it with gymnasium.wrappers.FlattenObservation"
     )
@@ -115,14 +115,14 @@ def action_codec(space: spaces.Space[Any], env_id: str) -> ActionCodec:
     """The codec of an action space.
 
     Raises:
-        EnvironmentFault: the space is of another kind, or has no numbers in it.
+        EnvError: the space is of another kind, or has no numbers in it.
     """
     if isinstance(space, spaces.Discrete):
         return ActionCodec(size=int(space.n), continuous=False, first=int(space.start))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         size = math.prod(space.shape)
         if size == 0:
-            raise EnvironmentFault(
+            raise EnvError(
                 f"{env_id} acts in {space}, which holds no number: its space must not be empty"
             )
         low = np.asarray(space.low, np.float32).reshape(-1)
@@ -135,7 +135,7 @@ def action_codec(space: spaces.Space[Any], env_id: str) -> ActionCodec:
             low=low if np.isfinite(low).any() else None,
             high=high if np.isfinite(high).any() else None,
         )
-    raise EnvironmentFault(
+    raise EnvError(
         f"{env_id} acts in {_kind(space)}, but an action must be Discrete or a Box of floats: "
         "wrap the environment"
     )

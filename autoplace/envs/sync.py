@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from autoplace.envs.describe import EnvDescription
+from autoplace.envs.description import EnvDescription
 from autoplace.envs.make import make_env
 from autoplace.envs.vector import Step
-from autoplace.errors import AutoplaceError, EnvironmentFault
+from autoplace.errors import AutoplaceError, EnvError
 
 
 class SyncVectorEnv:
@@ -24,7 +24,7 @@ class SyncVectorEnv:
         """Make ``num_envs`` environments.
 
         Raises:
-            EnvironmentFault: one cannot be made.
+            EnvError: one cannot be made.
         """
         self.description = description
         self.num_envs = num_envs
@@ -120,14 +120,14 @@ class SyncVectorEnv:
     def _number(self, index: int, reward: Any) -> float:  # noqa: ANN401 - the env's own
         if hasattr(reward, "__float__") and np.shape(reward) in ((), (1,)):
             return float(np.ravel(reward)[0])
-        raise EnvironmentFault(
+        raise EnvError(
             f"a reward is one number, got {reward!r} from {self._where(index)}: return a float"
         )
 
     def _check_shape(self, index: int, observation: Any) -> None:  # noqa: ANN401
         got = np.shape(observation)
         if got != self._codec.shape:
-            raise EnvironmentFault(
+            raise EnvError(
                 f"an observation has the shape {self._codec.shape} of its space, got {got} from "
                 f"{self._where(index)}: mend the environment's observation_space or its output"
             )
@@ -157,7 +157,7 @@ class SyncVectorEnv:
             if len(bad):
                 value = values[bad[0]]
                 numbers = value[~np.isfinite(value)] if value.ndim else value
-                raise EnvironmentFault(
+                raise EnvError(
                     f"every {name} must be finite, got {np.ravel(numbers)[0]} from "
                     f"{self._where(indices[int(bad[0])])}: mend the environment"
                 )
@@ -167,6 +167,4 @@ class SyncVectorEnv:
 
     def _explain(self, index: int, error: Exception) -> NoReturn:
         first_line = (str(error).strip().splitlines() or [""])[0]
-        raise EnvironmentFault(
-            f"{type(error).__name__} from {self._where(index)}: {first_line}"
-        ) from error
+        raise EnvError(f"{type(error).__name__} from {self._where(index)}: {first_line}") from error

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from autoplace.envs.describe import EnvDescription
+from autoplace.envs.description import EnvDescription
 
 
 @dataclass(slots=True)

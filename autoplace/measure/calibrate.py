@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplace import device
-from autoplace.errors import DeviceFault, UsageError
+from autoplace.errors import DeviceError, UsageError
 from autoplace.machine import Machine, detect_machine
 from autoplace.measure.envs import env_tasks, measure_env
 from autoplace.measure.grid import calibration_tasks
@@ -82,7 +82,7 @@ def calibrate(
 
     Raises:
         UsageError: a budget that is too small, or a device name that is none.
-        DeviceFault: a device that is not here or does not work.
+        DeviceError: a device that is not here or does not work.
     """
     if budget_s < 1:
         raise UsageError(f"--budget is at least 1 second, got {budget_s:g}: raise it")
@@ -131,7 +131,7 @@ def _usable_devices(machine: Machine, devices: Sequence[str] | str) -> tuple[str
             canonical = device.require_device(name)
             accelerator = by_name.get(canonical)
             if accelerator is not None and not accelerator.usable:
-                raise DeviceFault(
+                raise DeviceError(
                     f"device {canonical} does not work: {accelerator.reason}: "
                     "use --device cpu, or repair it"
                 )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from autoplace import device
 from autoplace.envs import BACKENDS, EnvDescription, inspect_env, make_vector_env, spawn_seeds
+from autoplace.envs.episodes import EpisodeTracker
+from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.measure.timing import Probe, Series, run_probe
 from autoplace.measurement import Measurement, Task
 from autoplace.workload import EnvSpec
@@ -31,10 +34,12 @@ def env_tasks(env: EnvSpec, nums_envs: Sequence[int]) -> list[Task]:
 
 
 def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
-    """Time vector steps of ``env`` under random actions, resets included.
+    """Time vector steps of ``env`` under random actions.
+
+    As in the trainer, resets and the recording of rewards, flags and episodes are part of a step.
 
     Raises:
-        EnvironmentFault: it cannot be made, or misbehaves.
+        EnvError: it cannot be made, or misbehaves.
     """
     description = inspect_env(env)
     measurements = []
@@ -61,15 +66,20 @@ def _env_step(task: Task, description: EnvDescription) -> Probe:
         )
     else:
         actions = rng.integers(description.action_size, size=(_ACTION_ROWS, task.num_envs))
+    outcomes = torch.empty(_ACTION_ROWS, 3, task.num_envs)
+    recorder = OutcomeRecorder(outcomes, EpisodeTracker(task.num_envs))
     count = 0
 
     def sample(calls: int) -> tuple[float]:
         nonlocal count
         start_s = device.now()
         for _ in range(calls):
-            envs.step(actions[count % _ACTION_ROWS])
+            row = count % _ACTION_ROWS
+            recorder.record(row, envs.step(actions[row]))
             count += 1
-        return ((device.now() - start_s) / calls,)
+        elapsed_s = device.now() - start_s
+        recorder.take_finals(description.observation_size)
+        return (elapsed_s / calls,)
 
     # A few steps tell how many make up a sample.
     per_step_s = max(sample(8)[0], 1e-7)

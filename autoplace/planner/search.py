@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
-from autoplace.errors import CalibrationFault, UsageError
+from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration, Task
 from autoplace.planner.choices import (
     calibrated_device,
@@ -75,7 +75,7 @@ def make_plan(
 
     Raises:
         UsageError: an unknown scheme, or given values that no legal placement has.
-        CalibrationFault: something that the plan needs was never measured.
+        CalibrationError: something that the plan needs was never measured.
     """
     known = [entry.name for entry in SCHEMES]
     if scheme != "auto" and scheme not in known:
@@ -163,7 +163,7 @@ class _Search:
             )
         )
         if not backends:
-            raise CalibrationFault(
+            raise CalibrationError(
                 f"no step time of {workload.env.id} is in the calibration: "
                 f"run `autoplace calibrate --env {workload.env.id}`"
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autoplace.errors import RunFault
+from autoplace.errors import RunError
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.distribution import entropy as mean_entropy
 from autoplace.ppo.distribution import log_prob
@@ -20,7 +20,7 @@ from autoplace.workload import Hyperparameters, minibatch_sizes
 ADAM_EPS = 1e-5  # as in the original PPO code; Adam's default of 1e-8 learns less stably
 
 
-class NonFiniteUpdate(RunFault):
+class NonFiniteUpdateError(RunError):
     """A loss or gradient that became NaN or infinite, found before the weights are used."""
 
 
@@ -134,8 +134,8 @@ class Updater:
             iteration: for the message where something became non-finite.
 
         Raises:
-            NonFiniteUpdate: a loss or a gradient was NaN or infinite. The network's weights are
-                spoilt then and must not be used.
+            NonFiniteUpdateError: a loss or a gradient was NaN or infinite. The network's weights
+                are spoilt then and must not be used.
         """
         sizes = list(self.sizes)
         self.set_learning_rate(learning_rate)
@@ -148,7 +148,7 @@ class Updater:
         seen = torch.cat((self._metrics / len(sizes), self._flat.detach().sum().unsqueeze(0)))
         policy, value, entropy, kl, clipped, norm, weights = seen.tolist()
         if not math.isfinite(weights) or not math.isfinite(policy + value + norm):
-            raise NonFiniteUpdate(
+            raise NonFiniteUpdateError(
                 f"the loss of iteration {iteration} is not finite (policy {policy:.3g}, value "
                 f"{value:.3g}, gradient norm {norm:.3g}): lower --learning-rate, or look at the "
                 "environment's rewards; the last checkpoint is untouched"

@@ -1,7 +1,7 @@
 """Running a plan: placement without algorithm."""
 
 from autoplace.train.callbacks import Callback, IterationReport, RunStart
-from autoplace.train.evaluate import EvaluationResult, evaluate
+from autoplace.train.evaluation import EvaluationResult, evaluate
 from autoplace.train.interrupt import StopRequested
 from autoplace.train.loop import train
 from autoplace.train.policy import Policy, load_policy

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autoplace import store
-from autoplace.errors import RunFault
+from autoplace.errors import RunError
 from autoplace.ppo.network import ActorCritic
 from autoplace.train.learner import Learner
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
@@ -88,7 +88,7 @@ def save_checkpoint(
     """Write a checkpoint of a run whose weights are sound.
 
     Raises:
-        RunFault: it cannot be written; what was there before is as it was.
+        RunError: it cannot be written; what was there before is as it was.
     """
     normalizer = learner.reward_normalizer
     content = {
@@ -117,7 +117,7 @@ def load_checkpoint(run_dir: Path) -> Checkpoint:
     """The newest checkpoint of a run that can be read.
 
     Raises:
-        RunFault: there is none.
+        RunError: there is none.
     """
     files = store.latest_checkpoint(run_dir)
     for file in files:
@@ -125,8 +125,8 @@ def load_checkpoint(run_dir: Path) -> Checkpoint:
         if checkpoint is not None:
             return checkpoint
     if files:
-        raise RunFault(f"no checkpoint in {run_dir} can be read: train afresh in another --run-dir")
-    raise RunFault(f"{run_dir} holds no checkpoint: name the folder of a run")
+        raise RunError(f"no checkpoint in {run_dir} can be read: train afresh in another --run-dir")
+    raise RunError(f"{run_dir} holds no checkpoint: name the folder of a run")
 
 
 def _try_to_read(file: Path) -> Checkpoint | None:
@@ -171,7 +171,7 @@ def refuse_other_run(checkpoint: Checkpoint, workload: Workload, seed: int) -> N
     """Check that a checkpoint is resumed as the run it belongs to.
 
     Raises:
-        RunFault: what may not change silently has changed.
+        RunError: what may not change silently has changed.
     """
     old, new = checkpoint.workload, workload
     pairs = (
@@ -183,7 +183,7 @@ def refuse_other_run(checkpoint: Checkpoint, workload: Workload, seed: int) -> N
     )
     for name, before, now in pairs:
         if before != now:
-            raise RunFault(
+            raise RunError(
                 f"a run resumes with what it began with, but {name} was {before} and is {now}: "
                 "give the old value, or train afresh in another --run-dir"
             )

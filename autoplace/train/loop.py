@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autoplace.device import now
 from autoplace.envs import make_vector_env, spawn_seeds
+from autoplace.envs.episodes import EpisodeTracker
 from autoplace.errors import UsageError
 from autoplace.planner.plan import Plan
 from autoplace.ppo.network import ActorCritic
@@ -16,7 +17,6 @@ from autoplace.results import RunResult
 from autoplace.store import RunDir
 from autoplace.train.callbacks import Callback
 from autoplace.train.draws import Draws
-from autoplace.train.episodes import EpisodeTracker
 from autoplace.train.interrupt import StopRequested, stop_on_signals
 from autoplace.train.run import Run
 from autoplace.train.schemes import Setup, make_scheme
@@ -51,8 +51,8 @@ def train(
 
     Raises:
         UsageError: a value cannot work.
-        EnvironmentFault: the environment cannot be made or misbehaves.
-        RunFault: the run folder cannot be used, or a loss became NaN or infinite.
+        EnvError: the environment cannot be made or misbehaves.
+        RunError: the run folder cannot be used, or a loss became NaN or infinite.
     """
     workload, placement = plan.workload, plan.placement
     hyper = workload.hyperparameters

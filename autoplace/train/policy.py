@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoplace.envs.describe import EnvDescription, inspect_env
+from autoplace.envs.description import EnvDescription, inspect_env
 from autoplace.ppo.distribution import draw_noise
 from autoplace.ppo.network import ActorCritic
 from autoplace.train.checkpoint import load_checkpoint
@@ -73,8 +73,8 @@ def load_policy(run_dir: Path | str, *, seed: int = 0) -> Policy:
         seed: of the actions that it samples when asked to.
 
     Raises:
-        RunFault: there is no checkpoint that can be read.
-        EnvironmentFault: its environment cannot be made here.
+        RunError: there is no checkpoint that can be read.
+        EnvError: its environment cannot be made here.
     """
     checkpoint = load_checkpoint(Path(run_dir))
     return Policy(

@@ -11,8 +11,8 @@ from types import TracebackType
 
 from autoplace import files, store
 from autoplace.device import now
-from autoplace.envs.describe import inspect_env
-from autoplace.errors import EnvironmentFault, UsageError
+from autoplace.envs.description import inspect_env
+from autoplace.errors import EnvError, UsageError
 from autoplace.planner.plan import Plan
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.update import UpdateStats
@@ -279,7 +279,7 @@ class Run:
 def _refuse_other_sizes(plan: Plan, network: object) -> None:
     """The environment may have changed since it was described."""
     if network != plan.workload.network:
-        raise EnvironmentFault(
+        raise EnvError(
             f"{plan.workload.env.id} has other sizes than it was planned with "
             f"({network} instead of {plan.workload.network}): plan again"
         )

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.train.recorder import OutcomeRecorder
 from autoplace.train.schemes.base import Setup
 
 

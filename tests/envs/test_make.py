@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from autoplace.envs import inspect_env, make_env
-from autoplace.errors import EnvironmentFault
+from autoplace.errors import EnvError
 from autoplace.workload import EnvSpec
 from tests.envs.toys import Spaces, register
 
@@ -62,7 +62,7 @@ def test_a_module_before_the_colon_is_imported_first(tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_made_is_explained_in_one_line(env_id, message):
-    with pytest.raises(EnvironmentFault, match=message) as caught:
+    with pytest.raises(EnvError, match=message) as caught:
         make_env(EnvSpec(id=env_id))
     assert "\n" not in str(caught.value)
 
@@ -83,21 +83,21 @@ def test_a_missing_package_is_named_with_its_pip_command(missing, command):
         except ModuleNotFoundError as error:
             raise gym.error.DependencyNotInstalled("see the documentation") from error
 
-    with pytest.raises(EnvironmentFault, match=re.escape(command)):
+    with pytest.raises(EnvError, match=re.escape(command)):
         make_env(EnvSpec(id=register("Missing", factory)))
 
 
 def test_a_function_that_is_not_there_or_gives_no_environment_is_named(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def gives_a_number():\n    return 3\n", encoding="utf-8")
-    with pytest.raises(EnvironmentFault, match="has no function 'make_env'"):
+    with pytest.raises(EnvError, match="has no function 'make_env'"):
         make_env(EnvSpec(id=f"{file}:make_env"))
-    with pytest.raises(EnvironmentFault, match=r"must give a gymnasium\.Env, got int"):
+    with pytest.raises(EnvError, match=r"must give a gymnasium\.Env, got int"):
         make_env(EnvSpec(id=f"{file}:gives_a_number"))
 
 
 def test_a_wrong_keyword_argument_is_one_line():
-    with pytest.raises(EnvironmentFault, match=r"cannot be made: TypeError: .*colour"):
+    with pytest.raises(EnvError, match=r"cannot be made: TypeError: .*colour"):
         make_env(EnvSpec.make("CartPole-v1", {"colour": 1}))
 
 
@@ -152,7 +152,7 @@ def test_other_spaces_are_refused_by_name_before_anything_runs(
     observation_space, action_space, message
 ):
     env_id = register("Refused", lambda: Spaces(observation_space, action_space))
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvError, match=message):
         inspect_env(EnvSpec(id=env_id))
 
 

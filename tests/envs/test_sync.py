@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from autoplace.envs import inspect_env, make_vector_env, spawn_seeds
-from autoplace.errors import EnvironmentFault, UsageError
+from autoplace.errors import EnvError, UsageError
 from autoplace.workload import EnvSpec
 from tests.envs.toys import Counter, Recorder, Spaces, register
 
@@ -213,9 +213,7 @@ def test_rewards_that_are_bools_ints_or_arrays_of_one_are_accepted(reward, store
 def test_rewards_that_are_no_number_are_refused(reward):
     envs, _ = vector(lambda: Counter(reward=lambda step: reward))
     envs.reset([0, 1])
-    with pytest.raises(
-        EnvironmentFault, match=r"a reward is one number, .*environment 0, vector step 1"
-    ):
+    with pytest.raises(EnvError, match=r"a reward is one number, .*environment 0, vector step 1"):
         envs.step(ZEROS)
 
 
@@ -234,7 +232,7 @@ def test_an_observation_that_is_not_finite_is_named_with_environment_and_step(va
     for _ in range(3):
         envs.step(ZEROS)
     with pytest.raises(
-        EnvironmentFault,
+        EnvError,
         match=r"every observation must be finite, got -?(nan|inf)"
         r" from AutoplaceTest/Toy-v0, environment 1, vector step 4",
     ):
@@ -246,7 +244,7 @@ def test_a_final_observation_that_is_not_finite_is_found_though_the_reset_is_fin
     envs.reset([0, 1])
     envs.step(ZEROS)
     envs.step(ZEROS)
-    with pytest.raises(EnvironmentFault, match="every observation must be finite, got nan"):
+    with pytest.raises(EnvError, match="every observation must be finite, got nan"):
         envs.step(ZEROS)
 
 
@@ -254,7 +252,7 @@ def test_a_reward_that_is_not_finite_is_named():
     envs, _ = vector(lambda: Counter(reward=lambda step: -math.inf if step == 2 else 0.0))
     envs.reset([0, 1])
     envs.step(ZEROS)
-    with pytest.raises(EnvironmentFault, match=r"every reward must be finite, got -inf .* step 2"):
+    with pytest.raises(EnvError, match=r"every reward must be finite, got -inf .* step 2"):
         envs.step(ZEROS)
 
 
@@ -275,7 +273,7 @@ def test_huge_but_finite_observations_pass():
 def test_a_first_observation_of_another_shape_is_named(observe, got):
     envs, _ = vector(lambda: Counter(observe=observe))
     message = rf"has the shape \(2,\) of its space, got {got} from .*environment 0, vector step 0"
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvError, match=message):
         envs.reset([0, 1])
 
 
@@ -288,7 +286,7 @@ def test_a_shape_that_changes_after_a_reset_is_named():
     envs.step(ZEROS)
     envs.step(ZEROS)
     message = r"has the shape \(2,\) of its space, got \(5,\) from .*environment 0, vector step 3"
-    with pytest.raises(EnvironmentFault, match=message):
+    with pytest.raises(EnvError, match=message):
         envs.step(ZEROS)
 
 
@@ -298,9 +296,7 @@ def test_an_exception_of_an_environment_keeps_its_own_traceback():
 
     envs, _ = vector(lambda: Counter(reward=boom))
     envs.reset([0, 1])
-    with pytest.raises(
-        EnvironmentFault, match=r"ValueError from .*environment 0.*: no wheels"
-    ) as e:
+    with pytest.raises(EnvError, match=r"ValueError from .*environment 0.*: no wheels") as e:
         envs.step(ZEROS)
     assert isinstance(e.value.__cause__, ValueError)
 

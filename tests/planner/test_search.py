@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from autoplace.errors import CalibrationFault, UsageError
+from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration
 from autoplace.planner.choices import (
     MINIBATCH_EFFICIENCY,
@@ -207,7 +207,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
 
 def test_an_environment_without_a_step_time_names_the_next_command(desktop: Calibration) -> None:
     other = dataclasses.replace(workload(), env=EnvSpec.make("Other-v0"))
-    with pytest.raises(CalibrationFault, match="autoplace calibrate --env Other-v0"):
+    with pytest.raises(CalibrationError, match="autoplace calibrate --env Other-v0"):
         make_plan(desktop, other)
 
 

@@ -8,7 +8,7 @@ from autoplace.ppo.distribution import draw_noise, log_prob
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout, rollout_bytes
-from autoplace.ppo.update import ADAM_EPS, NonFiniteUpdate, Updater, draw_permutations
+from autoplace.ppo.update import ADAM_EPS, NonFiniteUpdateError, Updater, draw_permutations
 from autoplace.workload import Hyperparameters, NetworkSpec
 
 
@@ -162,7 +162,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_iteration(poison):
     batch = make_batch(network, rollout, hyper)
     batch.rows[10, -1] = poison  # a return
     updater = Updater(network, hyper, minibatch_rows=16)
-    with pytest.raises(NonFiniteUpdate, match="loss of iteration 7 is not finite"):
+    with pytest.raises(NonFiniteUpdateError, match="loss of iteration 7 is not finite"):
         updater.update(batch, orders(hyper), learning_rate=1e-3, iteration=7)
 
 

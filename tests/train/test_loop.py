@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
-from autoplace.errors import EnvironmentFault, UsageError
-from autoplace.ppo.update import NonFiniteUpdate
+from autoplace.errors import EnvError, UsageError
+from autoplace.ppo.update import NonFiniteUpdateError
 from autoplace.results import compare_stages
 from autoplace.train import Callback, StopRequested, load_policy, train
 from autoplace.train import run as run_module
@@ -176,7 +176,7 @@ def test_an_environment_that_breaks_stops_the_run_with_everything_before_it_save
         return plain * math.nan if total_steps == 50 else plain
 
     env = register("Breaks", lambda: Counter(observe=observe))
-    with pytest.raises(EnvironmentFault, match=r"every observation must be finite, got nan .* 50"):
+    with pytest.raises(EnvError, match=r"every observation must be finite, got nan .* 50"):
         train(make_plan(env), total_steps=320, run_dir=tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.progress.iteration == 3  # 48 steps of each environment
@@ -188,7 +188,7 @@ def test_weights_that_became_nan_are_never_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "_CHECKPOINT_SHARE", math.inf)
     # Rewards of 1e38 overflow the squared error of the values.
     env = register("Overflows", lambda: Counter(reward=lambda step: 1e38 if step > 40 else 1.0))
-    with pytest.raises(NonFiniteUpdate, match="loss of iteration 3 is not finite"):
+    with pytest.raises(NonFiniteUpdateError, match="loss of iteration 3 is not finite"):
         train(make_plan(env, normalize_rewards=False), total_steps=320, run_dir=tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.progress.iteration == 2
@@ -213,7 +213,7 @@ def test_an_environment_that_changed_since_it_was_planned_is_refused():
         return env
 
     plan = make_plan(register("Changes", factory))
-    with pytest.raises(EnvironmentFault, match="has other sizes than it was planned with"):
+    with pytest.raises(EnvError, match="has other sizes than it was planned with"):
         train(plan, total_steps=32)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoplace.errors import RunFault
+from autoplace.errors import RunError
 from autoplace.store import RunDir
 from autoplace.train import Callback, StopRequested, load_policy, train
 from autoplace.train import run as run_module
@@ -114,13 +114,13 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
 )
 def test_what_may_not_change_silently_is_refused(tmp_path, changes, message):
     stopped(tmp_path, make_plan())
-    with pytest.raises(RunFault, match=message):
+    with pytest.raises(RunError, match=message):
         train(make_plan(**changes), total_steps=160, run_dir=tmp_path, resume=True)
 
 
 def test_another_seed_is_refused(tmp_path):
     stopped(tmp_path, make_plan())
-    with pytest.raises(RunFault, match="--seed was 0 and is 1"):
+    with pytest.raises(RunError, match="--seed was 0 and is 1"):
         train(make_plan(), total_steps=160, seed=1, run_dir=tmp_path, resume=True)
 
 
@@ -145,18 +145,18 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage, cap
 
 def test_a_folder_without_a_readable_checkpoint_is_one_clear_line(tmp_path):
     plan = make_plan()
-    with pytest.raises(RunFault, match="holds no checkpoint"):
+    with pytest.raises(RunError, match="holds no checkpoint"):
         load_policy(tmp_path)
     stopped(tmp_path, plan)
     for file in tmp_path.glob("checkpoint*"):
         file.write_bytes(b"rubbish")
-    with pytest.raises(RunFault, match=r"no checkpoint in .* can be read"):
+    with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
         train(plan, total_steps=160, run_dir=tmp_path, resume=True)
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
     train(make_plan(), total_steps=64, run_dir=tmp_path)
-    with pytest.raises(RunFault, match="--resume"):
+    with pytest.raises(RunError, match="--resume"):
         train(make_plan(), total_steps=64, run_dir=tmp_path)
 
 

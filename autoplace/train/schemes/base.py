@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.vector import VectorEnv
 from autoplace.planner.plan import Placement
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.update import UpdateStats
-from autoplace.train.episodes import EpisodeTracker
 from autoplace.train.interrupt import StopRequest
 from autoplace.train.learner import Learner
 from autoplace.train.stage_timer import StageTimer

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
-from autoplace.train.recorder import OutcomeRecorder
 from autoplace.train.schemes.base import Setup
 
 

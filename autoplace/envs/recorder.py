@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.vector import Step
-from autoplace.train.episodes import EpisodeTracker
 
 
 class OutcomeRecorder:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoplace.errors import EnvironmentFault, UsageError
+from autoplace.errors import EnvError, UsageError
 from autoplace.train import evaluate, load_policy, train
 from tests.envs.toys import Counter, Recorder, register
 from tests.train.plans import Listener, make_plan
@@ -90,10 +90,10 @@ def test_sampled_actions_differ_from_the_most_probable_ones(tmp_path):
 
 
 def test_an_episode_without_end_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["autoplace.train.evaluate"], "_ENDLESS_STEPS", 50)
+    monkeypatch.setattr(sys.modules["autoplace.train.evaluation"], "_ENDLESS_STEPS", 50)
     env = register("Forever", lambda: Counter(length=10**9))
     policy = trained(tmp_path, env, total_steps=32)
-    with pytest.raises(EnvironmentFault, match="give it a time limit"):
+    with pytest.raises(EnvError, match="give it a time limit"):
         evaluate(policy, episodes=1)
 
 

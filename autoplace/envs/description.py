@@ -9,7 +9,7 @@ from typing import Any
 
 from autoplace.envs.make import make_env
 from autoplace.envs.spaces import ActionCodec, ObservationCodec, action_codec, observation_codec
-from autoplace.errors import CalibrationFault, UsageError
+from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
@@ -74,7 +74,7 @@ def inspect_env(spec: EnvSpec) -> EnvDescription:
     """Make the environment once, read its spaces, close it.
 
     Raises:
-        EnvironmentFault: it cannot be made, or has a space that is not supported.
+        EnvError: it cannot be made, or has a space that is not supported.
     """
     env = make_env(spec)
     try:
@@ -110,8 +110,8 @@ def describe(
 
     Raises:
         UsageError: a hyperparameter that does not exist or cannot work.
-        EnvironmentFault: the environment cannot be made or has a space that is not supported.
-        CalibrationFault: ``calibration`` lacks the environment's step time.
+        EnvError: the environment cannot be made or has a space that is not supported.
+        CalibrationError: ``calibration`` lacks the environment's step time.
     """
     unknown = [name for name in hyperparameters if name not in _HYPERPARAMETERS]
     if unknown:
@@ -125,7 +125,7 @@ def describe(
     if calibration is not None and not any(
         m.task.op == "env_step" and m.task.env == spec for m in calibration.measurements
     ):
-        raise CalibrationFault(
+        raise CalibrationError(
             f"the calibration has no step time of {spec.id}: "
             f"run `autoplace calibrate --env {spec.id}`"
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoplace import device as devices
 from autoplace.envs import make_vector_env, spawn_seeds
-from autoplace.errors import EnvironmentFault, UsageError
+from autoplace.errors import EnvError, UsageError
 from autoplace.train.policy import Policy, load_policy
 
 _MAX_ENVS = 16
@@ -82,7 +82,7 @@ def evaluate(
 
     Raises:
         UsageError: fewer than one episode is asked for.
-        EnvironmentFault: an episode does not end.
+        EnvError: an episode does not end.
     """
     if episodes < 1:
         raise UsageError(f"--episodes must be at least 1, got {episodes}: raise it")
@@ -122,7 +122,7 @@ def _run_episodes(
                     lengths.append(int(running_length[index]))
                 running_return[index] = running_length[index] = 0
             if running_length.max() >= _ENDLESS_STEPS:
-                raise EnvironmentFault(
+                raise EnvError(
                     f"{policy.description.env.id} has run one episode for {_ENDLESS_STEPS} steps: "
                     "give it a time limit to evaluate it"
                 )
