@@ -30,7 +30,8 @@ class UpdateStats:
 
     Attributes:
         policy_loss: clipped surrogate, to be minimised.
-        value_loss: mean squared error of the values.
+        value_loss: mean squared error of the values, in units of the rewards as they are learned
+            from (normalised ones where that is on).
         entropy: of the policy, nats.
         approx_kl: estimated KL divergence from the policy that acted.
         clip_fraction: share of samples whose probability ratio left the clip range.

@@ -24,10 +24,6 @@ class StageTimer:
         """Account ``seconds`` to a stage of the iteration in progress."""
         self._current[name, lane] += seconds
 
-    def drop_iteration(self) -> None:
-        """Forget the iteration in progress, which was interrupted."""
-        self._current.clear()
-
     def end_iteration(self, iteration_s: float) -> dict[Key, float]:
         """Close the iteration and return its stages, waits included."""
         stages = dict(self._current)

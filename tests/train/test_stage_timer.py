@@ -35,13 +35,6 @@ def test_a_single_iteration_counts_all_the_same_and_none_is_zero():
     assert timer.stage_s()["update", "learner"] == pytest.approx(5.0)
 
 
-def test_an_interrupted_iteration_is_forgotten():
-    timer = StageTimer()
-    timer.add("update", "learner", 5.0)
-    timer.drop_iteration()
-    assert timer.end_iteration(1.0) == {}
-
-
 def test_names_that_two_lanes_share_are_told_apart():
     stages = {("wait", "sampler"): 1.0, ("wait", "learner"): 2.0, ("gae", "learner"): 3.0}
     assert stage_seconds(stages) == {"wait@sampler": 1.0, "wait@learner": 2.0, "gae": 3.0}
