@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 OPS = (
     "matmul",  # (m, k) @ (k, n)
     "elementwise",  # y = 2 x over n numbers: what the memory can stream
+    "activation",  # y = tanh(x) over n numbers
     "dispatch",  # host time to issue one tiny operation, without waiting
     "launch",  # one tiny operation, issued and waited for
     "copy",  # bytes between host and device
@@ -44,7 +45,7 @@ class Task:
         device: canonical name of the device that does the work (of the far end, for a copy).
         threads: intra-op threads of torch on the host.
         dtype: element type.
-        shape: (m, k, n) of a matmul, (n,) of an elementwise op, (bytes,) of a copy,
+        shape: (m, k, n) of a matmul, (n,) of an elementwise op or activation, (bytes,) of a copy,
             (rollout_steps, num_envs) of a gae.
         network: actor and critic of the trainer's own steps.
         rows: rows of a policy step, or of one minibatch.

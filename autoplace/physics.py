@@ -5,7 +5,7 @@ symbol                  meaning
 ======================  ===========================================================================
 a                       fixed seconds of a call (dispatch, launch and wait)
 R, B                    floating-point operations and bytes per second
-h                       rows at which a matmul reaches half of R (its left operand has m rows)
+h, g                    rows and columns of its result at which a matmul reaches half of R
 ======================  ===========================================================================
 """
 
@@ -33,18 +33,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Matmul:
-    """Seconds of an (m, k) @ (k, n): a + max(flops / R x (1 + h / m), bytes / B)."""
+    """Seconds of an (m, k) @ (k, n): a + max(flops / R (1 + h / m)(1 + g / n), bytes / B)."""
 
     fixed_s: float
     flops_per_s: float
     bytes_per_s: float
     half_rows: float
+    half_columns: float
 
     def work_s(self, m: float, k: float, n: float) -> float:
         """Seconds without the fixed part."""
         flops = 2.0 * m * k * n
         nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
-        return max(flops / self.flops_per_s * (1 + self.half_rows / m), nbytes / self.bytes_per_s)
+        shape = (1 + self.half_rows / m) * (1 + self.half_columns / n)
+        return max(flops / self.flops_per_s * shape, nbytes / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Line:
         return self.fixed_s + nbytes / self.bytes_per_s
 
 
-_HALF_ROWS = (0.5, 16.0, 256.0)
+_HALF_SIZES = ((0.5, 0.5), (16.0, 0.5), (256.0, 0.5), (8.0, 16.0))
 
 
 def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
@@ -70,11 +72,14 @@ def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
     nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
 
     def log_ratio(theta: Array) -> Array:
-        fixed, rate, bandwidth, half = np.exp(theta)
-        model = fixed + np.maximum(flops / rate * (1 + half / m), nbytes / bandwidth)
-        return np.asarray(np.log(model / seconds))
+        fixed, rate, bandwidth, rows_, columns = np.exp(theta)
+        shape = (1 + rows_ / m) * (1 + columns / n)
+        model = fixed + np.maximum(flops / rate * shape, nbytes / bandwidth)
+        # What the shapes leave open is drawn, very weakly, towards a rate that holds for all.
+        open_ = 1e-3 * (theta[3:] - math.log(0.5))
+        return np.concatenate([np.log(model / seconds), open_])
 
-    # The rate and the half-rate rows trade off, so the fit is started from several of the latter.
+    # Rates and half-rate sizes trade off, so the fit is started from several of the latter.
     fits = [
         least_squares(
             log_ratio,
@@ -84,16 +89,16 @@ def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
                     (flops / seconds).max(),
                     2 * (nbytes / seconds).max(),
                     half_rows,
+                    half_columns,
                 ]
             ),
             loss="soft_l1",
             f_scale=0.05,
             max_nfev=200,
         )
-        for half_rows in _HALF_ROWS
+        for half_rows, half_columns in _HALF_SIZES
     ]
-    fixed, rate, bandwidth, half = np.exp(min(fits, key=lambda fit: fit.cost).x)
-    return _Matmul(fixed, rate, bandwidth, half)
+    return _Matmul(*(float(value) for value in np.exp(min(fits, key=lambda fit: fit.cost).x)))
 
 
 def fit_line(rows: Sequence[Measurement], nbytes: Callable[[Task], float]) -> Line:
@@ -118,8 +123,9 @@ class Primitives:
         groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
         for measurement in calibration.measurements:
             task = measurement.task
-            if task.op in ("matmul", "elementwise") and task.residency == "resident":
-                groups[task.op, task.device, task.threads].append(measurement)
+            if task.op in ("matmul", "elementwise", "activation"):
+                if task.residency == "resident":
+                    groups[task.op, task.device, task.threads].append(measurement)
             elif task.op in ("dispatch", "launch"):
                 groups[task.op, task.device].append(measurement)
             elif task.op == "copy":
@@ -128,6 +134,7 @@ class Primitives:
         self.launch_s: dict[str, float] = {}
         self.matmul: dict[tuple[str, int], _Matmul] = {}
         self.elementwise: dict[tuple[str, int], Line] = {}
+        self.activation: dict[tuple[str, int], Line] = {}
         self.copy: dict[tuple[str, str, bool], Line] = {}
         for key, rows in groups.items():
             if key[0] == "dispatch":
@@ -139,6 +146,10 @@ class Primitives:
             elif key[0] == "elementwise" and len(rows) >= 2:
                 self.elementwise[str(key[1]), int(str(key[2]))] = fit_line(
                     rows, lambda task: 2.0 * FLOAT_BYTES * task.shape[0]
+                )
+            elif key[0] == "activation" and len(rows) >= 2:
+                self.activation[str(key[1]), int(str(key[2]))] = fit_line(
+                    rows, lambda task: float(task.shape[0])
                 )
             elif key[0] == "copy" and len(rows) >= 2:
                 self.copy[str(key[1]), str(key[2]), bool(key[3])] = fit_line(
@@ -169,6 +180,13 @@ class Primitives:
         if line is None:
             return nbytes / self.matmul_for(device, threads).bytes_per_s
         return nbytes / line.bytes_per_s
+
+    def activation_s(self, device: str, threads: int, numbers: float) -> float:
+        """Seconds of a tanh over so many numbers, its fixed part left out."""
+        line = self.activation.get((device, self.thread_count(device, threads)))
+        if line is None:
+            return self.memory_s(device, threads, 2.0 * FLOAT_BYTES * numbers)
+        return numbers / line.bytes_per_s
 
     def launch_only_s(self, device: str) -> float:
         """Seconds between the issue of one tiny operation and its end, the issue left out."""
@@ -244,10 +262,6 @@ def _network_work_s(
     return sum(model.work_s(rows, inputs, outputs) for inputs, outputs in layers)
 
 
-def _activation_bytes(layers: _Layers, rows: float) -> float:
-    return FLOAT_BYTES * rows * sum(outputs for _, outputs in layers)
-
-
 def physics(primitives: Primitives, task: Task) -> Parts:
     """What a task's time is made of on a machine with these basic rates."""
     device, threads = task.device, task.threads
@@ -255,11 +269,19 @@ def physics(primitives: Primitives, task: Task) -> Parts:
     on_device = device != "cpu"
     launch_s = primitives.launch_only_s(device) if on_device else 0.0
 
-    def step(ops: float, arithmetic_s: float, nbytes: float) -> Parts:
-        memory_s = primitives.memory_s(device, threads, nbytes)
+    def step(ops: float, layers: _Layers, rows: float, passes: float, *nbytes: float) -> Parts:
+        """A step of the trainer: so many operations, and passes through layers."""
+        assert task.network is not None
+        hidden = task.network.hidden_sizes
+        perceptrons = len(layers) // (len(hidden) + 1)
+        work = (
+            passes * _network_work_s(primitives, device, threads, layers, rows),
+            primitives.activation_s(device, threads, rows * perceptrons * sum(hidden)),
+            *(primitives.memory_s(device, threads, n) for n in nbytes),
+        )
         if on_device:
-            return Parts((ops * dispatch_s,), (ops * launch_s, arithmetic_s, memory_s))
-        return Parts((ops * dispatch_s, arithmetic_s, memory_s))
+            return Parts((ops * dispatch_s,), (ops * launch_s, *work))
+        return Parts((ops * dispatch_s, *work))
 
     if task.op in ("dispatch", "launch"):
         source = primitives.dispatch_s if task.op == "dispatch" else primitives.launch_s
@@ -280,6 +302,9 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         nbytes = 2.0 * FLOAT_BYTES * task.shape[0]
         fixed_s = dispatch_s + launch_s
         return Parts((fixed_s, primitives.memory_s(device, threads, nbytes)))
+    if task.op == "activation":
+        numbers = float(task.shape[0])
+        return Parts((dispatch_s + launch_s, primitives.activation_s(device, threads, numbers)))
     if task.op == "copy":
         assert task.direction is not None
         return Parts(
@@ -293,11 +318,9 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         fixed, per_layer, per_round = _GAE_OPS
         ops = fixed + per_layer * len(layers) / 2 + per_round * rounds
         # The whole rollout passes the network once; the scan streams it a few times per round.
-        arithmetic_s = _network_work_s(primitives, device, threads, layers, steps * envs)
-        nbytes = 2.0 * _activation_bytes(layers, steps * envs) + FLOAT_BYTES * steps * envs * (
-            4.0 * task.network.observation_size + 16 + 8 * rounds
-        )
-        return step(ops, arithmetic_s, nbytes)
+        rows = float(steps * envs)
+        nbytes = FLOAT_BYTES * rows * (4.0 * task.network.observation_size + 16 + 8 * rounds)
+        return step(ops, layers, rows, 1.0, nbytes)
 
     network = task.network
     assert network is not None, task
@@ -306,18 +329,21 @@ def physics(primitives: Primitives, task: Task) -> Parts:
     if task.op == "update":
         fixed, per_layer = _UPDATE_OPS
         ops = fixed + per_layer * depth
-        arithmetic_s = 3 * _network_work_s(primitives, device, threads, network.layers, rows)
-        # Activations and their gradients, written and read; weights, gradients and both moments of
-        # Adam likewise; the gathered rows.
-        nbytes = 6.0 * _activation_bytes(network.layers, rows) + FLOAT_BYTES * (
-            14.0 * network.num_parameters + 2.0 * rows * network.observation_size
+        # Weights, gradients and both moments of Adam, read and written; and the rows: gathered, and
+        # every activation with its gradient.
+        numbers = rows * (network.observation_size + sum(o for _, o in network.layers))
+        return step(
+            ops,
+            network.layers,
+            rows,
+            3.0,
+            FLOAT_BYTES * 8.0 * network.num_parameters,
+            FLOAT_BYTES * 4.0 * numbers,
         )
-        return step(ops, arithmetic_s, nbytes)
     fixed, per_layer = _POLICY_OPS
     ops = fixed + per_layer * depth
     if task.op == "policy_step":
-        arithmetic_s = _network_work_s(primitives, device, threads, network.actor_layers, rows)
-        parts = step(ops, arithmetic_s, 2.0 * _activation_bytes(network.actor_layers, rows))
+        parts = step(ops, network.actor_layers, rows, 1.0)
         # On an accelerator the step is issued, and the wait belongs to the action that comes back.
         return Parts(parts.host_s) if on_device else parts
     if task.op == "obs_to_device":
@@ -328,15 +354,12 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         to_device_s = primitives.copy_s(
             device, "h2d", True, FLOAT_BYTES * rows * network.observation_size
         )
-        arithmetic_s = _network_work_s(primitives, device, threads, network.actor_layers, rows)
-        memory_s = primitives.memory_s(
-            device, threads, 2.0 * _activation_bytes(network.actor_layers, rows)
-        )
+        policy = step(ops, network.actor_layers, rows, 1.0)
         action_numbers = rows * (network.action_size if network.continuous else 2)
         to_host_s = primitives.copy_s(device, "d2h", True, FLOAT_BYTES * action_numbers)
         return Parts(
             ((ops + 1) * dispatch_s,),
-            (to_device_s, ops * launch_s, arithmetic_s, memory_s),
+            (to_device_s, *policy.device_s),
             (to_host_s,),
             wait_only=True,
         )

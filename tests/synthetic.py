@@ -67,7 +67,7 @@ class Truth:
                 + op(2 * m * k * n, 4 * (m * k + k * n + m * n))
                 + (moved if task.residency == "copied" else 0)
             )
-        if task.op == "elementwise":
+        if task.op in ("elementwise", "activation"):
             once = self.cpu_op_s if on_cpu else self.gpu_dispatch_s + self.gpu_launch_s
             return once + op(0, 8 * task.shape[0])
         if task.op == "copy":

@@ -17,9 +17,20 @@ from autoplace.workload import NetworkSpec
 SQUARES = (16, 64, 256, 1024, 32, 128, 512, 2048)
 QUICK_SQUARES = (16, 64, 256, 512)
 # (rows, inputs, outputs) of layers as PPO meets them.
-SKINNY = ((8, 64, 64), (256, 64, 64), (1024, 256, 256), (8, 512, 512), (64, 4, 64), (2048, 64, 256))
-QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256))
+SKINNY = (
+    (8, 64, 64),
+    (256, 64, 64),
+    (1024, 256, 256),
+    (256, 64, 8),
+    (8, 512, 512),
+    (64, 4, 64),
+    (2048, 64, 256),
+    (1024, 256, 17),
+    (32, 376, 256),
+)
+QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256), (256, 64, 8))
 STREAMED = (1 << 12, 1 << 18, 1 << 22)
+ACTIVATED = (1 << 9, 1 << 14, 1 << 19)
 COPIED_BYTES = (256, 4096, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 14, 1 << 18)
 QUICK_COPIED_BYTES = (256, 1 << 16, 1 << 22)
 
@@ -46,6 +57,34 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(1024, (64, 64), 6, False), (16,), (512, 64)),
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
+# How many more networks fill the space between these.
+_SPREAD = 16
+
+
+def _halton(index: int, base: int) -> float:
+    """Term ``index`` of the van der Corput sequence, in (0, 1) (Halton 1960)."""
+    value, scale = 0.0, 1.0
+    while index:
+        index, digit = divmod(index, base)
+        scale /= base
+        value += digit * scale
+    return value
+
+
+def _spread(count: int) -> Iterator[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]]:
+    """Networks and rows that fill the space between those of the table evenly."""
+    for index in range(1, count + 1):
+        observation, width, rows, batch = (_halton(index, base) for base in (2, 3, 5, 7))
+        depth = 1 + index % 3 if index % 4 == 0 else 2
+        spec = _spec(
+            round(2 ** (2 + 7 * observation)),
+            (round(2 ** (5 + 4.5 * width)),) * depth,
+            2 + index % 16,
+            index % 2 == 0,
+        )
+        yield spec, (round(2 ** (8 * rows)),), (round(2 ** (5.5 + 5.5 * batch)),)
+
+
 QUICK_STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(4, (64, 64), 2, False), (8,), (64, 512)),
     (_spec(17, (64, 64), 6, True), (64,), (256,)),
@@ -91,10 +130,12 @@ def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task
     for count in counts:
         for size in squares[:4]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
-        for shape in skinny[:2]:
+        for shape in skinny[:3]:
             yield Task(op="matmul", device=on, threads=count, shape=shape)
         for numbers in STREAMED:
             yield Task(op="elementwise", device=on, threads=count, shape=(numbers,))
+        for numbers in ACTIVATED:
+            yield Task(op="activation", device=on, threads=count, shape=(numbers,))
     if on != CPU:
         yield from _copies(on, QUICK_COPIED_BYTES if quick else COPIED_BYTES)
     rounds = max(max(len(rows), len(batches)) for _, rows, batches in steps)
@@ -107,10 +148,14 @@ def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task
                     yield _policy(on, count, network, rows[index])
         if index == 0:
             yield from _once_per_iteration(on, counts, steps, quick)
+    for network, rows, batches in () if quick else _spread(_SPREAD):
+        for count in dict.fromkeys((counts[0], counts[-1])):
+            yield _update(on, count, network, batches[0])
+            yield _policy(on, count, network, rows[0])
     for count in counts:
         for size in squares[4:]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
-        for shape in skinny[2:]:
+        for shape in skinny[3:]:
             yield Task(op="matmul", device=on, threads=count, shape=shape)
     if on != CPU:
         for size in squares:

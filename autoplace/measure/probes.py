@@ -63,6 +63,15 @@ def _elementwise(task: Task) -> Probe:
     )
 
 
+def _activation(task: Task) -> Probe:
+    x = torch.linspace(-2.0, 2.0, task.shape[0]).to(task.device)
+    out = torch.empty_like(x)
+    return Probe(
+        tasks=(task,),
+        sample=timed_calls(lambda: torch.tanh(x, out=out), task.device, wait_each=True),
+    )
+
+
 def _launch(task: Task) -> Probe:
     x = torch.ones(8, device=task.device)
     out = torch.empty_like(x)
@@ -252,6 +261,7 @@ def _weights_to_host(task: Task) -> Probe:
 BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "matmul": _matmul,
     "elementwise": _elementwise,
+    "activation": _activation,
     "dispatch": _dispatch,
     "launch": _launch,
     "copy": _copy,
@@ -267,7 +277,7 @@ def probe_bytes(task: Task) -> float:
     if task.op == "matmul":
         m, k, n = task.shape
         return FLOAT_BYTES * float(m * k + k * n + m * n)
-    if task.op in ("elementwise", "copy"):
+    if task.op in ("elementwise", "activation", "copy"):
         return 2.0 * FLOAT_BYTES * task.shape[0]
     if task.network is None:
         return 0.0
