@@ -33,7 +33,10 @@ _FIRST_VISITS = 0.75
 _LARGEST_SHARE = 6.0
 # Share of the memory that a single probe may take.
 _MEMORY_SHARE = 0.25
-_ERROR_WORTH_REFINING = 0.01
+# Standard error of a median that is good enough. Every cost rests on the basic times of issuing and
+# launching an operation, and on their difference.
+_TARGET_ERROR = 0.01
+_BASIC_TARGET_ERROR = 0.003
 _DOUBTFUL_ERROR = 0.05
 
 
@@ -185,7 +188,7 @@ class _Session:
                     for index, (task, series) in enumerate(self._series.items())
                     if series.times_s
                     and series.wants_more
-                    and series.error_fraction > _ERROR_WORTH_REFINING
+                    and series.error_fraction > _target_error(task)
                 ),
                 key=lambda entry: (-entry[0], entry[1]),
             )[:16]
@@ -221,7 +224,12 @@ class _Session:
         with device.torch_threads(task.threads):
             probe = build_probe(task)
             try:
-                run_probe(probe, self._series[task], time_limit_s=time_limit_s)
+                run_probe(
+                    probe,
+                    self._series[task],
+                    time_limit_s=time_limit_s,
+                    target_error_fraction=_target_error(task),
+                )
             finally:
                 probe.close()
 
@@ -274,6 +282,10 @@ class _Session:
                 "close other programs and calibrate again"
             )
         return warnings
+
+
+def _target_error(task: Task) -> float:
+    return _BASIC_TARGET_ERROR if task.op in ("dispatch", "launch") else _TARGET_ERROR
 
 
 def _product(shape: Sequence[int]) -> float:

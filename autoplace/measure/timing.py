@@ -21,7 +21,6 @@ MIN_SAMPLES_TO_JUDGE = 10
 JUDGE_GROWTH = 1.5
 MAX_SAMPLES = 200
 MIN_SAMPLE_S = 5e-4  # 1000 x the resolution of a clock that ticks every half microsecond
-TARGET_ERROR_FRACTION = 0.01  # standard error of the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ def run_probe(
     *,
     time_limit_s: float,
     min_samples: int = MIN_SAMPLES,
-    target_error_fraction: float = TARGET_ERROR_FRACTION,
+    target_error_fraction: float = 0.01,
 ) -> float:
     """Add samples of ``probe`` to ``series`` until its error is on target or the time is used up.
 

@@ -56,10 +56,12 @@ class Pair:
         return abs(self.found / self.known - 1)
 
 
-def calibrate_machine(spec: MachineSpec, envs: Sequence[EnvSpec] = ()) -> Calibration:
+def calibrate_machine(
+    spec: MachineSpec, envs: Sequence[EnvSpec] = (), *, quick: bool = False
+) -> Calibration:
     """What ``autoplace calibrate`` measures on the machine, through its clock only."""
     with EmulatedMachine(spec, dry=True) as machine:
-        calibration = calibrate(budget_s=BUDGET_S, machine=machine.machine())
+        calibration = calibrate(budget_s=BUDGET_S, quick=quick, machine=machine.machine())
         measurements = [
             measurement
             for env, numbers in _numbers(spec, envs).items()
@@ -287,10 +289,12 @@ def compare_workload(
     return {"name": workload.name, "chosen": chosen.scheme, "schemes": schemes}
 
 
-def recover(spec: MachineSpec, workloads: Iterable[str] | None = None) -> dict[str, Any]:
+def recover(
+    spec: MachineSpec, workloads: Iterable[str] | None = None, *, quick: bool = False
+) -> dict[str, Any]:
     """Everything about one machine, in the format that the spec's users expect."""
     wanted = [w for w in spec.workloads if workloads is None or w.name in set(workloads)]
-    calibration = calibrate_machine(spec, [env_of(workload) for workload in wanted])
+    calibration = calibrate_machine(spec, [env_of(workload) for workload in wanted], quick=quick)
     model = fit_cost_model(calibration)
     return {
         "machine": spec.name,
@@ -384,12 +388,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("specs", nargs="+", metavar="SPEC")
     parser.add_argument("--workloads", nargs="+", default=None)
+    parser.add_argument("--quick", action="store_true", help="calibrate as --quick does")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
     logging.getLogger("autoplace").setLevel(logging.ERROR)
     results = []
     for name in args.specs:
-        results.append(recover(load_spec(name), args.workloads))
+        results.append(recover(load_spec(name), args.workloads, quick=args.quick))
         if not args.json:
             print(as_text(results[-1]), flush=True)
     if args.json:
