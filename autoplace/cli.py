@@ -195,7 +195,7 @@ def machine(as_json: bool) -> None:
 @click.option(
     "--device", "devices", multiple=True, help="cpu, cuda[:i], mps or xpu; all if not given."
 )
-@click.option("--budget", type=float, help="Seconds to spend (default 60; with --quick 7).")
+@click.option("--budget", type=float, help="Seconds to spend (default 55; with --quick 6.5).")
 @click.option("--quick", is_flag=True, help="Ten seconds instead of a minute; less exact.")
 @click.option("--env", "envs", multiple=True, metavar="ENV", help="Time this environment too.")
 @click.option("--force", is_flag=True, help="Measure again although a stored one still holds.")

@@ -40,6 +40,9 @@ Z90 = 1.645  # half-width of a 90 % interval in standard deviations
 # Least relative standard error of any prediction: two timings of the same thing on a quiet machine
 # differ by about this much.
 FLOOR_ERROR = 0.01
+# Relative standard error of what a step takes within a run, known from timing it alone: there it
+# meets caches, allocators and sleeping threads as the stages before it left them.
+CONTEXT_ERROR = 0.04
 # Relative standard error of a prediction in whose kind nothing at all was timed.
 UNTIMED_ERROR = 0.35
 
@@ -244,7 +247,7 @@ class CostModel:
         for task in distinct:
             measured = self._measured.get(task)
             if measured is not None:
-                error = max(measured.error_fraction, FLOOR_ERROR)
+                error = _in_context(task, max(measured.error_fraction, FLOOR_ERROR))
                 costs[task] = _cost(measured.median_s, error, "measured")
             elif task.op == "env_step":
                 costs[task] = self._env_step(task)
@@ -271,7 +274,9 @@ class CostModel:
             }
         seconds, errors, outside = correction.predict(group, parts)
         return {
-            task: _cost(float(s), float(e), "extrapolated" if out else "interpolated")
+            task: _cost(
+                float(s), _in_context(task, float(e)), "extrapolated" if out else "interpolated"
+            )
             for task, s, e, out in zip(group, seconds, errors, outside, strict=True)
         }
 
@@ -297,7 +302,14 @@ class CostModel:
         inside = numbers.min() <= task.num_envs <= numbers.max()
         if not inside:
             error *= 1 + abs(math.log(task.num_envs / numbers.max()))
-        return _cost(predicted, error, "interpolated" if inside else "extrapolated")
+        source = "interpolated" if inside else "extrapolated"
+        return _cost(predicted, _in_context(task, error), source)
+
+
+def _in_context(task: Task, error: float) -> float:
+    """The error of a prediction where the task is a step of the trainer's."""
+    is_step = task.network is not None or task.env is not None
+    return math.hypot(error, CONTEXT_ERROR) if is_step else error
 
 
 def _any_number(task: Task) -> Task:

@@ -27,7 +27,7 @@ from autoplace.planner.reasons import changes_learning, missing_schemes, nothing
 from autoplace.planner.schemes import SCHEMES, Axes, Key, Scheme, Span, Work
 from autoplace.workload import Workload
 
-# Two minibatches closer than this are equally fast, and the smaller one learns more safely.
+# Two placements closer than this are equally fast, and the safer one is taken.
 SAME_SPEED_FRACTION = 0.03
 # Two runs of the very same placement differ by about this much.
 SAME_ITERATION_FRACTION = 0.02
@@ -93,7 +93,7 @@ def make_plan(
     runner_up = _runner_up(costed)
     margin, is_close = 0.0, False
     if runner_up is not None:
-        # Below 0 where the smaller of two equally fast minibatches was preferred.
+        # Below 0 where the safer of two equally fast placements was preferred.
         margin = max(best.score / runner_up.score - 1, 0.0)
         is_close = search.is_tie(best, runner_up)
     shown = _best_per_scheme_first(costed)
@@ -204,7 +204,7 @@ class _Search:
         self._costs.update(self._model.predict(missing))
         costed = [self._cost(workload, *entry) for entry in pending]
         costed.sort(key=lambda c: (-c.score, c.placement.minibatch_rows, c.scheme.name))
-        return _smaller_minibatch_first(costed), rejected
+        return _safest_of_equals_first(costed), rejected
 
     def _cost(
         self, workload: Workload, scheme: Scheme, placement: Placement, works: tuple[Work, ...]
@@ -303,20 +303,21 @@ class _Search:
 # Order
 
 
-def _smaller_minibatch_first(costed: list[_Costed]) -> list[_Costed]:
-    """Move the smallest minibatch within 3 % of the best score to the front."""
+def _safest_of_equals_first(costed: list[_Costed]) -> list[_Costed]:
+    """Of those within 3 % of the best score, move the safest to the front.
+
+    A smaller minibatch learns more safely, and fewer threads suffer less from other programs.
+    """
     if not costed:
         return costed
-    best = costed[0]
-    close = [
-        c
-        for c in costed
-        if c.score >= best.score * (1 - SAME_SPEED_FRACTION)
-        and c.placement.minibatch_rows < best.placement.minibatch_rows
-    ]
-    if not close:
-        return costed
-    chosen = min(close, key=lambda c: (c.placement.minibatch_rows, -c.score))
+
+    def risk(candidate: _Costed) -> tuple[float, ...]:
+        placement = candidate.placement
+        threads = placement.sample_threads + placement.learn_threads
+        return placement.minibatch_rows, threads, -candidate.score
+
+    limit = costed[0].score * (1 - SAME_SPEED_FRACTION)
+    chosen = min((c for c in costed if c.score >= limit), key=risk)
     return [chosen, *(c for c in costed if c is not chosen)]
 
 
