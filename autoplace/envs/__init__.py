@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from autoplace.envs.description import EnvDescription, describe, inspect_env
+from autoplace.envs.entry_point import EntryPointVectorEnv, has_entry_point
 from autoplace.envs.make import make_env
+from autoplace.envs.process import ProcessVectorEnv
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step, VectorEnv, spawn_seeds
+from autoplace.envs.workers import DEADLINE_S, NotPicklableError
 from autoplace.errors import UsageError
 
 __all__ = [
     "BACKENDS",
     "Backend",
+    "EntryPointVectorEnv",
     "EnvDescription",
+    "ProcessVectorEnv",
     "Step",
     "SyncVectorEnv",
     "VectorEnv",
+    "WorkerOptions",
     "describe",
     "inspect_env",
     "make_env",
     "make_vector_env",
     "spawn_seeds",
 ]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What a backend with worker processes needs to know besides.
+
+    Attributes:
+        num_workers: processes.
+        deadline_s: how long a vector step may take until its worker counts as hung.
+    """
+
+    num_workers: int = 1
+    deadline_s: float = DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,29 +54,72 @@ class Backend:
 
     Attributes:
         name: as in a plan's ``env_backend``.
-        make: builds one from a description and a number of environments.
+        make: builds one from a description, a number of environments and what workers need.
         supports: whether it can run an environment.
+        has_workers: whether its environments are spread over worker processes.
     """
 
     name: str
-    make: Callable[[EnvDescription, int], VectorEnv]
+    make: Callable[[EnvDescription, int, WorkerOptions], VectorEnv]
     supports: Callable[[EnvDescription], bool] = lambda description: True
+    has_workers: bool = False
 
 
-BACKENDS: tuple[Backend, ...] = (Backend(name="sync", make=SyncVectorEnv),)
+def _make_processes(
+    description: EnvDescription, num_envs: int, options: WorkerOptions
+) -> VectorEnv:
+    try:
+        return ProcessVectorEnv(
+            description,
+            num_envs,
+            num_workers=max(1, options.num_workers),
+            deadline_s=options.deadline_s,
+        )
+    except NotPicklableError as error:
+        log.warning("%s; it runs in this process instead", error)
+        return SyncVectorEnv(description, num_envs)
+
+
+BACKENDS: tuple[Backend, ...] = (
+    Backend(name="sync", make=lambda description, n, _: SyncVectorEnv(description, n)),
+    Backend(
+        name="vector",
+        make=lambda description, n, _: EntryPointVectorEnv(description, n),
+        supports=has_entry_point,
+    ),
+    Backend(name="process", make=_make_processes, has_workers=True),
+)
 
 
 def make_vector_env(
-    description: EnvDescription, *, num_envs: int, backend: str = "sync"
+    description: EnvDescription,
+    *,
+    num_envs: int,
+    backend: str = "sync",
+    num_workers: int = 0,
+    deadline_s: float = DEADLINE_S,
 ) -> VectorEnv:
     """``num_envs`` environments behind one interface.
 
+    Args:
+        description: of each environment.
+        num_envs: how many.
+        backend: one of :data:`BACKENDS`.
+        num_workers: processes, for a backend that has them.
+        deadline_s: how long a vector step may take until such a process counts as hung.
+
     Raises:
-        UsageError: there is no such backend.
+        UsageError: there is no such backend, or it cannot run the environment.
         EnvError: an environment cannot be made.
     """
     for entry in BACKENDS:
         if entry.name == backend:
-            return entry.make(description, num_envs)
+            if not entry.supports(description):
+                usable = ", ".join(e.name for e in BACKENDS if e.supports(description))
+                raise UsageError(
+                    f"--env-backend {backend} cannot run {description.env.id}: use {usable}"
+                )
+            options = WorkerOptions(num_workers=num_workers, deadline_s=deadline_s)
+            return entry.make(description, num_envs, options)
     names = ", ".join(entry.name for entry in BACKENDS)
     raise UsageError(f"--env-backend is one of {names}, got {backend!r}: name one of them")

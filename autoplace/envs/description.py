@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from dataclasses import dataclass
 from typing import Any
 
-from autoplace.envs.make import make_env
-from autoplace.envs.spaces import ActionCodec, ObservationCodec, action_codec, observation_codec
+from autoplace.envs.make import is_wrapped_atari, make_env
+from autoplace.envs.spaces import (
+    ActionCodec,
+    ObservationCodec,
+    action_codec,
+    describe_images,
+    observation_codec,
+)
 from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,19 +29,21 @@ class EnvDescription:
 
     Attributes:
         env: which environment.
-        observations: how observations become rows of float32.
+        observations: how observations become rows.
         actions: how a policy's actions become the environment's.
         episode_limit: steps after which episodes are truncated, where the env says so.
+        is_wrapped_atari: whether it is an Atari game in its usual wrappers.
     """
 
     env: EnvSpec
     observations: ObservationCodec
     actions: ActionCodec
     episode_limit: int | None
+    is_wrapped_atari: bool = False
 
     @property
     def observation_size(self) -> int:
-        """Numbers in one observation row."""
+        """Columns of one observation row."""
         return self.observations.size
 
     @property
@@ -50,20 +61,35 @@ class EnvDescription:
         """Bytes of one action as it crosses between host and device."""
         return self.actions.num_bytes
 
-    def network(self, hidden_sizes: tuple[int, ...]) -> NetworkSpec:
-        """The actor and critic that fit."""
-        return NetworkSpec(
+    def network(self, hidden_sizes: tuple[int, ...], *, factory: str = "") -> NetworkSpec:
+        """The actor and critic that fit, or the user's own network that ``factory`` makes.
+
+        Raises:
+            UsageError: the factory does not exist or gives no network that fits.
+        """
+        spec = NetworkSpec(
             observation_size=self.observation_size,
             hidden_sizes=hidden_sizes,
             action_size=self.action_size,
             continuous=self.continuous,
+            action_heads=self.actions.heads,
+            images=self.observations.images,
         )
+        if not factory:
+            return spec
+        from autoplace.ppo.factory import own_network_spec  # imports torch, as the user's file does
+
+        return own_network_spec(spec, factory)
 
     def workload(self, hyperparameters: Hyperparameters) -> Workload:
         """One PPO iteration on it."""
+        if hyperparameters.clip_rewards is None and self.is_wrapped_atari:
+            hyperparameters = dataclasses.replace(hyperparameters, clip_rewards=True)
         return Workload(
             env=self.env,
-            network=self.network(hyperparameters.hidden_sizes),
+            network=self.network(
+                hyperparameters.hidden_sizes, factory=hyperparameters.network_factory
+            ),
             hyperparameters=hyperparameters,
             action_bytes=self.action_bytes,
             episode_limit=self.episode_limit,
@@ -80,9 +106,10 @@ def inspect_env(spec: EnvSpec) -> EnvDescription:
     try:
         return EnvDescription(
             env=spec,
-            observations=observation_codec(env.observation_space, spec.id),
+            observations=observation_codec(env.observation_space, spec.id, images=spec.images),
             actions=action_codec(env.action_space, spec.id),
             episode_limit=env.spec.max_episode_steps if env.spec is not None else None,
+            is_wrapped_atari=is_wrapped_atari(env),
         )
     finally:
         with contextlib.suppress(Exception):  # a broken close must not hide what was found
@@ -121,7 +148,10 @@ def describe(
         )
     spec = env if isinstance(env, EnvSpec) else EnvSpec.make(env, env_kwargs)
     hyper = Hyperparameters(**hyperparameters)
-    workload = inspect_env(spec).workload(hyper)
+    description = inspect_env(spec)
+    for line in describe_images(description.observations, spec.id):
+        _log.warning("%s", line)
+    workload = description.workload(hyper)
     if calibration is not None and not any(
         m.task.op == "env_step" and m.task.env == spec for m in calibration.measurements
     ):

@@ -13,18 +13,29 @@ WINDOW = 100
 
 
 class EpisodeTracker:
-    """Follows every environment's running episode and remembers the last 100 that ended."""
+    """Follows every environment's running episode and remembers the last 100 that ended.
+
+    Attributes:
+        num_episodes: that ended.
+        num_skipped: rows that were no transitions, see :attr:`Step.valid`.
+    """
 
     def __init__(self, num_envs: int, recent: Iterable[tuple[float, int]] = ()) -> None:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._recent: deque[tuple[float, int]] = deque(recent, maxlen=WINDOW)
         self.num_episodes = 0
+        self.num_skipped = 0
 
     def add(self, step: Step) -> None:
         """Account for one vector step."""
-        self._returns += step.rewards
-        self._lengths += 1
+        if step.valid is None:
+            self._returns += step.rewards
+            self._lengths += 1
+        else:
+            self._returns += np.where(step.valid, step.rewards, 0.0)
+            self._lengths += step.valid
+            self.num_skipped += len(step.valid) - int(np.count_nonzero(step.valid))
         for index in step.ended:
             self._recent.append((float(self._returns[index]), int(self._lengths[index])))
             self._returns[index] = 0.0

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from autoplace.errors import AutoplaceError, EnvError
 from autoplace.workload import EnvSpec
 
 Env = gym.Env[Any, Any]
+
+_STACKED_FRAMES = 4  # of an Atari game in one observation (Mnih et al. 2015)
 
 # What to install for the packages that Gymnasium's own environments need.
 _INSTALL = {
@@ -45,11 +48,11 @@ def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
         if path.endswith(".py"):
             env = _load_function(Path(path), function)(**kwargs)
         else:
-            env = _make_registered(spec.id, kwargs)
+            env = _make_registered(spec, kwargs)
     except AutoplaceError:
         raise
     except Exception as error:
-        raise EnvError(_explain(spec.id, error)) from error
+        raise EnvError(explain_failure(spec.id, error)) from error
     if not isinstance(env, gym.Env):
         raise EnvError(
             f"{spec.id} must give a gymnasium.Env, got {type(env).__name__}: return an environment"
@@ -57,17 +60,43 @@ def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
     return env
 
 
-def _make_registered(env_id: str, kwargs: dict[str, Any]) -> Env:
-    module, _, name = env_id.rpartition(":")
+def registered_spec(spec: EnvSpec) -> gym.envs.registration.EnvSpec | None:
+    """A copy of what Gymnasium has registered; ``None`` for a function in a file."""
+    module, _, name = spec.id.rpartition(":")
+    if module.endswith(".py"):
+        return None
     if module:
         importlib.import_module(module)
     elif name.startswith("ALE/"):
         gym.register_envs(importlib.import_module("ale_py"))
-    registered = copy.deepcopy(gym.spec(name))
+    return copy.deepcopy(gym.spec(name))
+
+
+def is_atari(registered: gym.envs.registration.EnvSpec) -> bool:
+    """Whether what is registered is an Atari game."""
+    return registered.id.startswith("ALE/") or str(registered.entry_point).startswith("ale_py")
+
+
+def _make_registered(spec: EnvSpec, kwargs: dict[str, Any]) -> Env:
+    registered = registered_spec(spec)
+    assert registered is not None, spec
     # Both wrappers only re-check, at every step, what is checked here once.
     registered.order_enforce = False
     registered.disable_env_checker = True
-    return gym.make(registered, **kwargs)
+    if not (spec.wrappers and is_atari(registered)):
+        return gym.make(registered, **kwargs)
+    # The game itself must not skip frames: the wrapper does, and takes the maximum of the last two.
+    env: Env = AtariPreprocessing(gym.make(registered, **{"frameskip": 1, **kwargs}))
+    return FrameStackObservation(env, _STACKED_FRAMES)
+
+
+def is_wrapped_atari(env: Env) -> bool:
+    """Whether ``env`` is an Atari game in the usual wrappers."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, AtariPreprocessing):
+            return True
+        env = env.env
+    return False
 
 
 def _load_function(path: Path, function: str) -> Callable[..., Any]:
@@ -85,7 +114,8 @@ def _load_function(path: Path, function: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _explain(env_id: str, error: Exception) -> str:
+def explain_failure(env_id: str, error: Exception) -> str:
+    """Why an environment cannot be made and what to do, in one line."""
     missing = _missing_package(error)
     if missing is not None:
         package = _INSTALL.get(missing, missing)

@@ -11,7 +11,12 @@ from autoplace.envs.vector import Step
 
 
 class OutcomeRecorder:
-    """Rewards, flags and final observations of one rollout, on the host."""
+    """Rewards, flags and final observations of one rollout, on the host.
+
+    Attributes:
+        valid_index: ``[V]`` int64, the rows ``t N + env`` that are transitions in the rollout whose
+            final observations were taken last; ``None`` where all are.
+    """
 
     def __init__(self, outcomes: Tensor, episodes: EpisodeTracker) -> None:
         """Write into ``outcomes``, ``[T, 3, N]`` on the host."""
@@ -20,6 +25,9 @@ class OutcomeRecorder:
         self._episodes = episodes
         self._index: list[int] = []
         self._finals: list[np.ndarray] = []
+        self._invalid: list[int] = []
+        self.valid_index: Tensor | None = None
+        self._num_rows = outcomes.shape[0] * self._num_envs
 
     def record(self, t: int, step: Step) -> None:
         """Write row ``t``."""
@@ -32,11 +40,28 @@ class OutcomeRecorder:
             if not step.terminated[env]:
                 self._index.append(t * self._num_envs + env)
                 self._finals.append(step.final_observations[position])
+        if step.valid is not None:
+            row = t * self._num_envs
+            self._invalid.extend((row + np.flatnonzero(~step.valid)).tolist())
         self._episodes.add(step)
 
     def take_finals(self, observation_size: int) -> tuple[Tensor, Tensor]:
-        """(index ``[F]``, observations ``[F, D]``) of truncated episodes; starts a new rollout."""
+        """(index ``[F]``, observations ``[F, D]``) of truncated episodes; starts a new rollout.
+
+        Sets :attr:`valid_index` too.
+        """
+        self.valid_index = self._take_valid()
         index = torch.tensor(self._index, dtype=torch.int64)
         rows = np.stack(self._finals) if self._finals else np.zeros((0, observation_size))
         self._index, self._finals = [], []
-        return index, torch.from_numpy(rows.astype(np.float32, copy=False))
+        if rows.dtype != np.uint8:  # rows of bytes stay what they are
+            rows = rows.astype(np.float32, copy=False)
+        return index, torch.from_numpy(rows)
+
+    def _take_valid(self) -> Tensor | None:
+        if not self._invalid:
+            return None
+        valid = torch.ones(self._num_rows, dtype=torch.bool)
+        valid[torch.tensor(self._invalid)] = False
+        self._invalid = []
+        return valid.nonzero().squeeze(1)

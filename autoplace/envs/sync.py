@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from autoplace.envs.checks import raise_from_env, refuse_non_finite
 from autoplace.envs.description import EnvDescription
 from autoplace.envs.make import make_env
 from autoplace.envs.vector import Step
@@ -20,34 +21,41 @@ class SyncVectorEnv:
     See :class:`autoplace.envs.vector.VectorEnv` for the interface.
     """
 
-    def __init__(self, description: EnvDescription, num_envs: int) -> None:
-        """Make ``num_envs`` environments.
+    def __init__(self, description: EnvDescription, num_envs: int, *, first_index: int = 0) -> None:
+        """Make ``num_envs`` environments, called ``first_index`` and on in messages.
 
         Raises:
             EnvError: one cannot be made.
         """
         self.description = description
         self.num_envs = num_envs
-        size = num_envs * description.observation_size
-        # Observations and rewards share a buffer, so that one look tells whether all are finite.
-        self._numbers = np.zeros(size + num_envs, np.float32)
+        self._first_index = first_index
+        self._codec = codec = description.observations
+        if codec.dtype == "float32":
+            # Observations and rewards share a buffer, so that one look tells whether all are
+            # finite.
+            size = num_envs * codec.size
+            self._numbers = np.zeros(size + num_envs, np.float32)
+            self.observations = self._numbers[:size].reshape(num_envs, -1)
+            self._rewards = self._numbers[size:]
+            self._vectors = None
+        else:
+            self._numbers = self._rewards = np.zeros(num_envs, np.float32)
+            self.observations = np.zeros((num_envs, codec.size), codec.dtype)
+            vectors = codec.numbers(self.observations)  # what of the bytes may be NaN
+            self._vectors = vectors if vectors.size else None
         self._zeros = np.zeros_like(self._numbers)
-        self.observations = self._numbers[:size].reshape(num_envs, -1)
-        self._rewards = self._numbers[size:]
-        self._codec = description.observations
         self._decode = description.actions.decode
         self._envs = [make_env(description.env) for _ in range(num_envs)]
         self._steps = [env.step for env in self._envs]
         self._num_steps = 0
 
-        box = self._codec.first is None
-        shape = self._codec.shape if box else (self._codec.size,)
-        self._rows = list(self.observations.reshape(num_envs, *shape))
+        shape = codec.box_shape
+        self._rows = list(self.observations.reshape(num_envs, *(shape or (codec.size,))))
         self._terminated = np.zeros(num_envs, np.bool_)
         self._truncated = np.zeros(num_envs, np.bool_)
-        self._none = np.zeros((0, description.observation_size), np.float32)
-        self._write = None if box else self._codec.write
-        self._shape = shape
+        self._none = np.zeros((0, codec.size), codec.dtype)
+        self._write = None if shape is not None else codec.writer
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start every environment afresh, each from its own seed."""
@@ -89,9 +97,9 @@ class SyncVectorEnv:
         except AutoplaceError:
             raise
         except Exception as error:
-            if isinstance(error, ValueError) and observation is not None:
-                self._check_shape(index, observation)  # it may not have fitted into its row
-            self._explain(index, error)
+            if isinstance(error, (ValueError, LookupError, TypeError)) and observation is not None:
+                self._check_observation(index, observation)  # it may not have fitted into its row
+            raise_from_env(error, self._where(index))
         final_observations = np.stack(finals) if finals else self._none
         self._check_finite(ended, final_observations)
         return Step(self.observations, rewards, terminated, truncated, ended, final_observations)
@@ -106,15 +114,15 @@ class SyncVectorEnv:
         try:
             observation, _ = self._envs[index].reset(seed=seed)
         except Exception as error:
-            self._explain(index, error)
-        self._check_shape(index, observation)
+            raise_from_env(error, self._where(index))
+        self._check_observation(index, observation)
         if self._write is None:
             self._rows[index][...] = observation
         else:
             self._write(self._rows[index], observation)
 
     def _check_first(self, index: int, observation: Any, reward: Any) -> None:  # noqa: ANN401
-        self._check_shape(index, observation)
+        self._check_observation(index, observation)
         self._number(index, reward)
 
     def _number(self, index: int, reward: Any) -> float:  # noqa: ANN401 - the env's own
@@ -124,11 +132,12 @@ class SyncVectorEnv:
             f"a reward is one number, got {reward!r} from {self._where(index)}: return a float"
         )
 
-    def _check_shape(self, index: int, observation: Any) -> None:  # noqa: ANN401
-        got = np.shape(observation)
-        if got != self._codec.shape:
+    def _check_observation(self, index: int, observation: Any) -> None:  # noqa: ANN401
+        found = self._codec.mismatch(observation)
+        if found is not None:
+            key = f"the part {found.key!r} of an observation" if found.key else "an observation"
             raise EnvError(
-                f"an observation has the shape {self._codec.shape} of its space, got {got} from "
+                f"{key} has {found.expected} of its space, got {found.got} from "
                 f"{self._where(index)}: mend the environment's observation_space or its output"
             )
 
@@ -142,29 +151,16 @@ class SyncVectorEnv:
         """
         with np.errstate(invalid="ignore"):
             total = float(self._numbers.dot(self._zeros))
+            if self._vectors is not None:
+                total += float((self._vectors * 0.0).sum())
             if ended and final_observations is not None:
-                total += float((final_observations * 0.0).sum())
+                total += float((self._codec.numbers(final_observations) * 0.0).sum())
         if total == 0.0:
             return
-        for name, values, indices in (
-            ("observation", self.observations, range(self.num_envs)),
-            ("reward", self._rewards, range(self.num_envs)),
-            ("observation", final_observations, ended),
-        ):
-            if values is None or not len(values):
-                continue
-            bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
-            if len(bad):
-                value = values[bad[0]]
-                numbers = value[~np.isfinite(value)] if value.ndim else value
-                raise EnvError(
-                    f"every {name} must be finite, got {np.ravel(numbers)[0]} from "
-                    f"{self._where(indices[int(bad[0])])}: mend the environment"
-                )
+        refuse_non_finite(
+            self._codec, self.observations, self._rewards, final_observations, ended, self._where
+        )
 
     def _where(self, index: int) -> str:
+        index += self._first_index
         return f"{self.description.env.id}, environment {index}, vector step {self._num_steps}"
-
-    def _explain(self, index: int, error: Exception) -> NoReturn:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise EnvError(f"{type(error).__name__} from {self._where(index)}: {first_line}") from error

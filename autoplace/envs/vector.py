@@ -15,8 +15,9 @@ from autoplace.envs.description import EnvDescription
 class Step:
     """What one vector step gave. The arrays belong to the vector env, which reuses them.
 
-    An environment that ended has been reset already: its row of ``observations`` starts the next
-    episode, and what it ended in is in ``final_observations``. So every step is a real transition.
+    What an environment ended in is in ``final_observations``. Usually it has been reset already:
+    its row of ``observations`` starts the next episode, and every step is a real transition. A
+    backend that spends a vector step on resets marks the rows of that step in ``valid``.
 
     Attributes:
         observations: ``[N, D]`` float32, what to act on next.
@@ -25,6 +26,8 @@ class Step:
         truncated: ``[N]`` bool.
         ended: indices of environments whose episode ended in this step.
         final_observations: ``[len(ended), D]`` float32, the last observation of each of those.
+        valid: ``[N]`` bool, false where the action was ignored because the step only reset the
+            environment: no transition, nothing to learn from. ``None`` where all are real.
     """
 
     observations: np.ndarray
@@ -33,6 +36,7 @@ class Step:
     truncated: np.ndarray
     ended: Sequence[int]
     final_observations: np.ndarray
+    valid: np.ndarray | None = None
 
 
 class VectorEnv(Protocol):

@@ -1,0 +1,71 @@
+"""What is checked of everything that an environment answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from autoplace.envs.spaces import ObservationCodec
+from autoplace.errors import EnvError
+
+Where = Callable[[int], str]  # names environment ``index``, and the step it is at
+
+
+def refuse_non_finite(
+    codec: ObservationCodec,
+    observations: np.ndarray,
+    rewards: np.ndarray,
+    final_observations: np.ndarray | None,
+    ended: Sequence[int],
+    where: Where,
+) -> None:
+    """Name the first number that is not finite, where there is one.
+
+    Args:
+        codec: which columns of an observation are numbers, and what they are called.
+        observations: ``[N, D]``.
+        rewards: ``[N]``.
+        final_observations: ``[len(ended), D]``.
+        ended: the environment of each final observation.
+        where: names an environment.
+
+    Raises:
+        EnvError: a number is NaN or infinite.
+    """
+    everyone = range(len(observations))
+    _refuse(codec, codec.numbers(observations), everyone, where)
+    bad = np.flatnonzero(~np.isfinite(rewards))
+    if len(bad):
+        index = int(bad[0])
+        raise EnvError(
+            f"every reward must be finite, got {rewards[index]} from {where(index)}: "
+            "mend the environment"
+        )
+    if final_observations is not None and len(final_observations):
+        _refuse(codec, codec.numbers(final_observations), ended, where)
+
+
+def _refuse(
+    codec: ObservationCodec, numbers: np.ndarray, indices: Sequence[int], where: Where
+) -> None:
+    rows, columns = np.nonzero(~np.isfinite(numbers))
+    if len(rows):
+        row, column = int(rows[0]), int(columns[0])
+        key = codec.key_of(column)
+        part = f" part {key!r} of an" if key else ""
+        raise EnvError(
+            f"every{part} observation must be finite, got {numbers[row, column]} from "
+            f"{where(indices[row])}: mend the environment"
+        )
+
+
+def raise_from_env(error: Exception, where: str) -> NoReturn:
+    """Raise what an environment raised, saying where.
+
+    Raises:
+        EnvError: always; its cause is the environment's own exception.
+    """
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    raise EnvError(f"{type(error).__name__} from {where}: {first_line}") from error

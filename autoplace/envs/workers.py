@@ -1,0 +1,442 @@
+"""Workers: functions that run beside the trainer, started, waited for and supervised as one.
+
+A worker is a process of its own (in tests also a thread), started by ``spawn`` on every system: it
+inherits neither a device context nor a lock. Between it and the trainer there is a channel of
+one-byte signals; what is large lies in shared memory that has no name, so that nothing is left
+behind whatever ends the run.
+
+How each end comes about:
+
+- A worker that raises sends its traceback, which becomes the cause of an :class:`EnvError` here.
+- A worker that dies closes its channel; it is named with its exit code.
+- A worker that does not answer within its deadline is killed and named.
+- A trainer that dies, even by ``kill -9``, takes its workers along: the kernel kills them (Linux),
+  and a thread in each waits for the trainer's end (everywhere).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker, util
+from typing import Any, Protocol
+
+import cloudpickle
+import numpy as np
+
+from autoplace.errors import EnvError
+from autoplace.processes import RemoteTraceback, describe_exit, without_main
+
+DEADLINE_S = 120.0
+_START_DEADLINE_S = 180.0  # imports from a cold disk take long
+_GRACE_S = 5.0  # for a worker to close what it holds
+_NOMINAL_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+_ENDED = "the environment workers have ended: make the environments anew"
+
+READY, FAILED, QUIT = b"+", b"!", b"q"
+_POSIX = os.name == "posix"
+_spawn = multiprocessing.get_context("spawn")
+
+Target = Callable[["Channel", Any, "SharedArrays"], None]
+
+
+class NotPicklableError(EnvError):
+    """What a worker needs cannot be sent to it."""
+
+
+class Channel:
+    """One end of a two-way channel: one-byte signals, and messages that follow one."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401 - Connection, generic of late
+        self._connection = connection
+        self._fd: int = connection.fileno() if _POSIX else -1
+        self._deadline_s: float | None = None
+
+    def set_deadline(self, deadline_s: float | None) -> None:
+        """How long :meth:`wait` waits."""
+        self._deadline_s = deadline_s
+        if _POSIX:
+            # The kernel keeps the time, so that a wait is a single system call.
+            whole, part = divmod(deadline_s or 0.0, 1.0)
+            with socket.socket(fileno=os.dup(self._fd)) as duplicate:
+                limit = struct.pack("ll", int(whole), int(part * 1e6))
+                duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    def signal(self, byte: bytes) -> None:
+        """Wake the other end up."""
+        if _POSIX:
+            os.write(self._fd, byte)
+        else:
+            self._connection.send_bytes(byte)
+
+    def wait(self) -> bytes:
+        """The next signal.
+
+        Raises:
+            EOFError: the other end is gone.
+            TimeoutError: the deadline has passed.
+        """
+        if _POSIX:
+            try:
+                byte = os.read(self._fd, 1)
+            except BlockingIOError:
+                raise TimeoutError from None
+            if not byte:
+                raise EOFError
+            return byte
+        if not self._connection.poll(self._deadline_s):
+            raise TimeoutError
+        received: bytes = self._connection.recv_bytes()
+        return received
+
+    def send(self, message: bytes) -> None:
+        """Send a message; the other end must be told by a signal before."""
+        self._connection.send_bytes(message)
+
+    def receive(self) -> bytes:
+        """The message that follows a signal."""
+        received: bytes = self._connection.recv_bytes()
+        return received
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()
+
+
+class _Handle(Protocol):
+    """What a process and a thread have in common."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+
+class Workers:
+    """Workers that run the same function, each with an argument of its own.
+
+    The function is called as ``target(channel, argument, shared)``. It signals :data:`READY` once
+    it can be used, answers signals until it reads :data:`QUIT`, and returns.
+
+    Attributes:
+        names: of the workers, for messages.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        arguments: Sequence[Any],
+        *,
+        names: Sequence[str],
+        shared: SharedArrays | None = None,
+        deadline_s: float = DEADLINE_S,
+        start_deadline_s: float = _START_DEADLINE_S,
+        use_threads: bool = False,
+    ) -> None:
+        """Start them all, and wait until each is ready.
+
+        Args:
+            target: what a worker runs.
+            arguments: what each is given, sent by cloudpickle.
+            names: how messages call them.
+            shared: arrays that all workers and the caller see.
+            deadline_s: how long an answer may take until a worker counts as hung.
+            start_deadline_s: how long it may take to become ready.
+            use_threads: run them as threads of this process; such cannot be killed.
+
+        Raises:
+            NotPicklableError: a target or an argument cannot be sent.
+            EnvError: a worker failed to start.
+        """
+        self.names = list(names)
+        self._deadline_s = deadline_s
+        payloads = [_pickle(target, argument) for argument in arguments]
+        self._channels: list[Channel] = []
+        self._handles: list[_Handle] = []
+        # Runs at the latest when the interpreter exits, before it waits for child processes.
+        self._finalizer = util.Finalize(
+            self, _stop, (self._channels, self._handles), exitpriority=100
+        )
+        try:
+            for name, payload in zip(self.names, payloads, strict=True):
+                self._start(name, payload, shared, use_threads)
+            for index, channel in enumerate(self._channels):
+                channel.set_deadline(start_deadline_s)
+                self.wait(index, deadline_s=start_deadline_s)
+                channel.set_deadline(deadline_s)
+        except BaseException:
+            self.close(grace_s=0.5)
+            raise
+
+    def _start(
+        self, name: str, payload: bytes, shared: SharedArrays | None, use_threads: bool
+    ) -> None:
+        here, there = _spawn.Pipe()
+        arrays = shared or SharedArrays({})
+        handle: Any
+        if use_threads:
+            args = (there, payload, arrays)
+            handle = threading.Thread(target=_serve, args=args, name=name, daemon=True)
+            handle.start()
+        else:
+            die_with_parent = threading.current_thread() is threading.main_thread()
+            handle = _spawn.Process(
+                target=_worker_main, args=(there, payload, arrays, die_with_parent), name=name
+            )
+            with _clean_start():
+                handle.start()
+            there.close()  # or its end would not be noticed
+        self._channels.append(Channel(here))
+        self._handles.append(handle)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids (those that are no threads)."""
+        return [handle.pid for handle in self._handles if hasattr(handle, "pid")]
+
+    def signal(self, index: int, byte: bytes) -> None:
+        """Wake a worker up.
+
+        Raises:
+            EnvError: it failed, see :meth:`wait`.
+        """
+        try:
+            self._channels[index].signal(byte)
+        except IndexError:
+            raise EnvError(_ENDED) from None
+        except OSError:
+            while True:  # until there is no more that it said before its end
+                self.wait(index)
+
+    def wait(self, index: int, *, deadline_s: float | None = None) -> bytes:
+        """A worker's next signal.
+
+        Raises:
+            EnvError: the worker raised (its traceback is the cause), died or hung. All workers have
+                been stopped then.
+        """
+        try:
+            byte = self._channels[index].wait()
+        except IndexError:
+            raise EnvError(_ENDED) from None
+        except TimeoutError:
+            self._fail_hung(index, deadline_s or self._deadline_s)
+        except (EOFError, OSError):
+            self._fail_dead(index)
+        if byte == FAILED:
+            self._fail_raised(index)
+        return byte
+
+    def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """Ask every worker to end, and kill those that have not after ``grace_s``."""
+        self._finalizer.cancel()
+        _stop(self._channels, self._handles, grace_s)
+
+    def _fail_raised(self, index: int) -> None:
+        try:
+            failure = json.loads(self._channels[index].receive())
+        except (EOFError, OSError):
+            self._fail_dead(index)
+        self.close(grace_s=1.0)
+        raise EnvError(failure["message"]) from RemoteTraceback(failure["traceback"])
+
+    def _fail_dead(self, index: int) -> None:
+        handle = self._handles[index]
+        handle.join(2.0)
+        code = getattr(handle, "exitcode", None)
+        self.close(grace_s=1.0)
+        raise EnvError(f"{self.names[index]} {describe_exit(code)}{_hint(code)}")
+
+    def _fail_hung(self, index: int, deadline_s: float) -> None:
+        pid = getattr(self._handles[index], "pid", None)
+        _kill(self._handles[index])
+        self.close(grace_s=1.0)
+        where = "" if pid is None else f" (process {pid}, killed)"
+        raise EnvError(
+            f"{self.names[index]} has not answered for {deadline_s:g} s{where}: "
+            "look for an endless loop or a lock in the environment's step, reset or constructor"
+        )
+
+
+class SharedArrays:
+    """Arrays in memory that the workers share, without a name that could outlive them.
+
+    Attributes:
+        layout: shape and type of each array by name.
+    """
+
+    def __init__(self, layout: dict[str, tuple[tuple[int, ...], str]]) -> None:
+        self.layout = layout
+        self._memory: Any = _spawn.RawArray(ctypes.c_byte, max(1, sum(self._sizes())))
+
+    def _sizes(self) -> list[int]:
+        """Bytes of each array, up to a cache line so that no two workers' arrays share one."""
+        exact = [
+            int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.layout.values()
+        ]
+        return [-(-size // 64) * 64 for size in exact]
+
+    def views(self) -> dict[str, np.ndarray]:
+        """The arrays by name, as this process sees them."""
+        views, start = {}, 0
+        for (name, (shape, dtype)), size in zip(self.layout.items(), self._sizes(), strict=True):
+            count = int(np.prod(shape))
+            flat = np.frombuffer(self._memory, dtype, count=count, offset=start)
+            views[name] = flat.reshape(shape)
+            start += size
+        return views
+
+
+# --------------------------------------------------------------------------------------------------
+# In the worker
+
+
+def _worker_main(connection: Any, payload: bytes, shared: SharedArrays, bound: bool) -> None:  # noqa: ANN401
+    """What a worker process runs first."""
+    # Ctrl-C reaches every process of the terminal; when to stop is for the trainer to say. A
+    # handler, unlike SIG_IGN, is not handed on to what the environment starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    if _POSIX:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    _end_with_parent(bound)
+    if not _serve(connection, payload, shared):
+        sys.exit(1)
+
+
+def _serve(connection: Any, payload: bytes, shared: SharedArrays) -> bool:  # noqa: ANN401
+    """Run a worker's target; whether it ended well."""
+    channel = Channel(connection)
+    try:
+        target, argument = cloudpickle.loads(payload)
+        target(channel, argument, shared)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the trainer may be gone
+            channel.signal(FAILED)
+            channel.send(json.dumps(_failure(error)).encode())
+        return False
+    finally:
+        channel.close()
+    return True
+
+
+def _failure(error: BaseException) -> dict[str, str]:
+    """What the trainer is told: the message, and where it came from."""
+    if isinstance(error, EnvError):
+        message, origin = str(error), error.__cause__ or error
+    else:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        message, origin = f"{type(error).__name__} in a worker: {first_line}", error
+    text = traceback.format_exception(type(origin), origin, origin.__traceback__)
+    return {"message": message, "traceback": "".join(text)}
+
+
+def _end_with_parent(bound: bool) -> None:
+    """End when the trainer does, even if it is killed and whatever the environment is doing.
+
+    Args:
+        bound: whether the kernel may bind this process to the thread that started it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if bound and sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent.pid:
+            os._exit(1)
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+# --------------------------------------------------------------------------------------------------
+# In the trainer
+
+
+def _pickle(target: Target, argument: Any) -> bytes:  # noqa: ANN401 - any argument
+    try:
+        return cloudpickle.dumps((target, argument))  # type: ignore[no-any-return]
+    except Exception as error:  # whatever an object's own reduction raises
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise NotPicklableError(
+            f"{argument} cannot be sent to a worker process ({type(error).__name__}: {first_line})"
+            ": make what it holds inside of the environment's constructor"
+        ) from error
+
+
+@contextlib.contextmanager
+def _clean_start() -> Iterator[None]:
+    """Start processes on one thread, without devices, and without the user's script.
+
+    ``spawn`` would run the main module again, with whatever it imports, and fail where it has no
+    ``if __name__ == "__main__"``. A worker needs none of it: cloudpickle sends what comes from
+    there by value. Ctrl-C waits until the worker is ready to ignore it.
+    """
+    changed = {**dict.fromkeys(_NOMINAL_THREADS, "1"), **dict.fromkeys(_DEVICES, "")}
+    before = {name: os.environ.get(name) for name in changed}
+    if _POSIX:
+        resource_tracker.ensure_running()  # it would lift the mask
+    mask = (
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        if _POSIX
+        else None
+    )
+    os.environ.update(changed)
+    try:
+        with without_main():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _stop(channels: list[Channel], handles: list[_Handle], grace_s: float = _GRACE_S) -> None:
+    """Ask, wait, kill. Leaves both lists empty of anything that runs."""
+    for channel in channels:
+        with contextlib.suppress(OSError, ValueError):
+            channel.signal(QUIT)
+    end_s = time.monotonic() + grace_s
+    for handle in handles:
+        handle.join(max(0.0, end_s - time.monotonic()))
+        if handle.is_alive():
+            _kill(handle)
+    for channel in channels:
+        with contextlib.suppress(OSError):
+            channel.close()
+    channels.clear()
+
+
+def _hint(code: int | None) -> str:
+    """What may lie behind an exit code."""
+    if code in (-9, 137):
+        return ": look whether memory ran out, which the system answers by SIGKILL"
+    return ": look at what the environment does to its process"
+
+
+def _kill(handle: _Handle) -> None:
+    if hasattr(handle, "kill"):
+        handle.kill()
+        handle.join(_GRACE_S)
