@@ -11,8 +11,9 @@ virtual one in its place and know the truth to the nanosecond.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 
 from autoplace.device_names import CPU, canonical_device, is_accelerator
 from autoplace.errors import DeviceError
+from autoplace.processes import ChildProcess, PipeChannel
 
 __all__ = [
     "CPU",
@@ -36,17 +38,56 @@ __all__ = [
     "host_empty",
     "is_accelerator",
     "memory_bytes",
+    "message_channel",
     "now",
+    "page_lock",
     "require_device",
     "seed_device",
+    "shared_empty",
+    "spawn",
     "synchronize",
     "torch_threads",
     "use_clock",
 ]
 
 
+class MessageChannel(Protocol):
+    """A queue between two threads of control."""
+
+    def put(self, item: Any) -> None:  # noqa: ANN401 - whatever is sent
+        """Send ``item``."""
+        ...
+
+    def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - whatever was sent
+        """Wait for the next item; ``queue.Empty`` where none arrives in ``timeout`` seconds."""
+        ...
+
+
+class Spawned(Protocol):
+    """A thread of control that was started beside the calling one."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        ...
+
+
 class Clock(Protocol):
-    """Where the time comes from."""
+    """Where the time comes from, and with it whatever runs at the same time.
+
+    Attributes:
+        processes: whether what is spawned is a process, which sees shared memory only.
+    """
+
+    processes: bool
 
     def now(self) -> float:
         """Seconds since an arbitrary start, as the calling thread sees them."""
@@ -60,12 +101,27 @@ class Clock(Protocol):
         """
         ...
 
+    def spawn(self, target: Callable[[], Any], *, name: str) -> Spawned:
+        """Run ``target`` beside the caller."""
+        ...
+
+    def channel(self) -> MessageChannel:
+        """A queue between the caller and what it spawns."""
+        ...
+
 
 class _RealClock:
+    processes = True
     now = staticmethod(time.perf_counter)
 
     def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
         pass
+
+    def spawn(self, target: Callable[[], Any], *, name: str) -> Spawned:
+        return ChildProcess(target, name=name)
+
+    def channel(self) -> MessageChannel:
+        return PipeChannel()
 
 
 _clock: Clock = _RealClock()
@@ -81,6 +137,21 @@ def charge(
 ) -> None:
     """Tell the clock of host work that bypasses torch (numpy inference, a compiled graph)."""
     _clock.charge(calls=calls, flops=flops, nbytes=nbytes, seconds=seconds)
+
+
+def spawn(target: Callable[..., Any], *args: Any, name: str) -> Spawned:  # noqa: ANN401
+    """Run ``target(*args)`` at the same time as the caller.
+
+    On the real clock that is a process: two Python threads would take turns at every operation, and
+    a learner issues thousands. ``target`` and ``args`` are then pickled, tensors among them must
+    come from :func:`shared_empty`. On a virtual clock it is one of its lanes.
+    """
+    return _clock.spawn(functools.partial(target, *args), name=name)
+
+
+def message_channel() -> MessageChannel:
+    """A queue to or from what is spawned; pass it among the arguments."""
+    return _clock.channel()
 
 
 @contextlib.contextmanager
@@ -201,6 +272,32 @@ def host_empty(
     """An uninitialised host tensor, page-locked when copies to ``pinned_for`` gain by it."""
     tensor = torch.empty(tuple(shape), dtype=dtype)
     return tensor.pin_memory() if can_pin(pinned_for) else tensor
+
+
+def shared_empty(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, pinned_for: str = CPU
+) -> torch.Tensor:
+    """An uninitialised host tensor that the caller and what it spawns both see.
+
+    Memory of several processes is page-locked by the one that owns the device: :func:`page_lock`.
+    """
+    if not _clock.processes:
+        return host_empty(shape, dtype, pinned_for=pinned_for)
+    tensor = torch.empty(tuple(shape), dtype=dtype)
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def page_lock(tensor: torch.Tensor, device: str) -> bool:
+    """Page-lock shared host memory in place for copies to ``device``; whether it is locked then."""
+    if not can_pin(device) or tensor.is_pinned():
+        return tensor.is_pinned()
+    module = _module(device)
+    if not hasattr(module, "cudart"):  # no other backend registers memory that it did not allocate
+        return False
+    size = tensor.numel() * tensor.element_size()
+    failed = int(module.cudart().cudaHostRegister(tensor.data_ptr(), size, 0))
+    return failed == 0
 
 
 class CopyStream:

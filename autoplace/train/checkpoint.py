@@ -14,8 +14,8 @@ from torch import Tensor
 from autoplace import store
 from autoplace.errors import RunError
 from autoplace.ppo.network import ActorCritic
-from autoplace.train.learner import Learner
-from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+from autoplace.train.learner import Learned
+from autoplace.workload import Workload
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Checkpoint:
         network.load_state_dict(self.network)
         return network
 
-    def restore(self, learner: Learner) -> None:
+    def restore(self, learner: Learned) -> None:
         """Give a learner, whose network was built from this one, its optimiser and statistics."""
         if self.optimizer:
             # host -> learner's device, once a resume
@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    run_dir: store.RunDir, workload: Workload, learner: Learner, progress: Progress
+    run_dir: store.RunDir, workload: Workload, learner: Learned, progress: Progress
 ) -> None:
     """Write a checkpoint of a run whose weights are sound.
 
@@ -93,13 +93,7 @@ def save_checkpoint(
     normalizer = learner.reward_normalizer
     content = {
         "schema_version": SCHEMA_VERSION,
-        "workload": {
-            "env": dataclasses.asdict(workload.env),
-            "network": dataclasses.asdict(workload.network),
-            "hyperparameters": dataclasses.asdict(workload.hyperparameters),
-            "action_bytes": workload.action_bytes,
-            "episode_limit": workload.episode_limit,
-        },
+        "workload": workload.to_json(),
         "progress": dataclasses.asdict(progress),
         # Clones: the parameters are views, and a view would drag its whole buffer along.
         "network": {k: v.cpu().clone() for k, v in learner.network.state_dict().items()},
@@ -140,17 +134,9 @@ def _try_to_read(file: Path) -> Checkpoint | None:
 def _parse(data: dict[str, Any]) -> Checkpoint:
     if data["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {data['schema_version']}, expected {SCHEMA_VERSION}")
-    workload, progress = data["workload"], data["progress"]
+    progress = data["progress"]
     return Checkpoint(
-        workload=Workload(
-            env=EnvSpec(**workload["env"]),
-            network=NetworkSpec(**_with_tuple(workload["network"], "hidden_sizes")),
-            hyperparameters=Hyperparameters(
-                **_with_tuple(workload["hyperparameters"], "hidden_sizes")
-            ),
-            action_bytes=workload["action_bytes"],
-            episode_limit=workload["episode_limit"],
-        ),
+        workload=Workload.from_json(data["workload"]),
         progress=Progress(
             **{
                 **progress,
@@ -161,10 +147,6 @@ def _parse(data: dict[str, Any]) -> Checkpoint:
         optimizer=data["optimizer"],
         reward_state=data["reward_state"],
     )
-
-
-def _with_tuple(row: dict[str, Any], name: str) -> dict[str, Any]:
-    return {**row, name: tuple(row[name])}
 
 
 def refuse_other_run(checkpoint: Checkpoint, workload: Workload, seed: int) -> None:

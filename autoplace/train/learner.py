@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,51 @@ from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import Hyperparameters
 
 
+class OptimizerState(Protocol):
+    """Adam's moments and step count, by torch's names for them."""
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps; empty before the first gradient step."""
+        ...
+
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of :meth:`optimizer_state`."""
+        ...
+
+
+class Learned(Protocol):
+    """What a run saves, shows and restores of its learner."""
+
+    @property
+    def network(self) -> ActorCritic:
+        """Weights and statistics after the last complete update."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where the tensors are."""
+        ...
+
+    @property
+    def updater(self) -> OptimizerState:
+        """The optimiser."""
+        ...
+
+    @property
+    def reward_normalizer(self) -> RewardNormalizer | None:
+        """Statistics of the rewards."""
+        ...
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether an update that is under way has changed these already."""
+        ...
+
+
 class Learner:
     """A network and what it learns with: optimiser, reward statistics, and the two stages."""
+
+    is_in_place = True
 
     def __init__(
         self,
@@ -44,15 +89,28 @@ class Learner:
         self._timer = timer
 
     def learn(
-        self, rollout: Rollout, permutations: Tensor, *, learning_rate: float, iteration: int
+        self,
+        rollout: Rollout,
+        permutations: Tensor,
+        *,
+        learning_rate: float,
+        iteration: int,
+        acted: ActorCritic | None = None,
     ) -> UpdateStats:
         """Learn from a complete rollout; everything is on the learner's device, and done after.
 
-        Each stage ends with the device synchronised, so that its time is its own.
+        Each stage ends with the device synchronised, so that its time is its own. ``acted`` holds
+        the weights that sampled, where they are not those that learn.
         """
         with devices.torch_threads(self._threads):
             start_s = now()
-            batch = make_batch(self.network, rollout, self._hyperparameters, self.reward_normalizer)
+            batch = make_batch(
+                self.network if acted is None else acted,
+                rollout,
+                self._hyperparameters,
+                self.reward_normalizer,
+                learning=None if acted is None else self.network,
+            )
             devices.synchronize(self.device)
             batched_s = now()
             stats = self.updater.update(
@@ -61,8 +119,11 @@ class Learner:
                 learning_rate=learning_rate,
                 iteration=iteration,
             )
-            recorded = rollout.observations[:-1]
-            self.network.update_statistics(torch.flatten(recorded, 0, 1))
+            recorded = torch.flatten(rollout.observations[:-1], 0, 1)
+            if rollout.valid_index is not None:
+                recorded = recorded.index_select(0, rollout.valid_index)
+            if recorded.shape[0]:
+                self.network.update_statistics(recorded)
             devices.synchronize(self.device)
             updated_s = now()
         self._timer.add("gae", "learner", batched_s - start_s)

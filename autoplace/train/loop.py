@@ -38,8 +38,8 @@ def train(
     """Run a plan.
 
     A run is made of whole iterations: as many as fit into ``total_steps``, at least one. Ctrl-C and
-    SIGTERM end it between two vector steps; the rollout in progress is dropped, everything before
-    it is saved.
+    SIGTERM end it between two vector steps; the rollout in progress is dropped (and where sampling
+    and learning overlap, the one that is being learned from too), everything before it is saved.
 
     Args:
         plan: the placement, the environment and the hyperparameters.
@@ -64,7 +64,10 @@ def train(
             Run(plan, total_steps, num_iterations, seed, run_dir, resume, callbacks)
         )
         envs = make_vector_env(
-            run.description, num_envs=hyper.num_envs, backend=placement.env_backend
+            run.description,
+            num_envs=hyper.num_envs,
+            backend=placement.env_backend,
+            num_workers=placement.num_workers,
         )
         stack.callback(envs.close)
         network = (
@@ -84,13 +87,14 @@ def train(
             stop=stop,
         )
         scheme = make_scheme(plan.scheme, setup)
+        stack.callback(scheme.close)
         draws = Draws(workload, seed)
         run.start(setup, scheme.learner)
         envs.reset(spawn_seeds(seed, hyper.num_envs, stream=run.progress.iteration))
 
         try:
+            start_s = now()
             for iteration in range(run.progress.iteration, num_iterations):
-                start_s = now()
                 scheme.sample(draws.noise(iteration))
                 with run.learning():
                     update = scheme.learn(
@@ -99,7 +103,14 @@ def train(
                         iteration=iteration + 1,
                     )
                     scheme.publish()
-                run.end_iteration(update, now() - start_s)
+                end_s = now()
+                if update is not None:
+                    run.end_iteration(update, end_s - start_s)
+                # Whoever overlaps goes on working while callbacks run.
+                start_s = end_s if scheme.overlaps else now()
+            last = scheme.drain()
+            if last is not None:
+                run.end_iteration(last, now() - start_s)
         except (StopRequested, KeyboardInterrupt):
             run.interrupted = True
             log.info("stopped after %d of %d iterations", run.progress.iteration, num_iterations)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from autoplace.envs.description import EnvDescription, inspect_env
-from autoplace.ppo.distribution import draw_noise
+from autoplace.ppo.distribution import draw_noise, most_probable
 from autoplace.ppo.network import ActorCritic
 from autoplace.train.checkpoint import load_checkpoint
 
@@ -34,16 +34,17 @@ class Policy:
         """Actions that the environment takes, for one observation or for a stack of them.
 
         Args:
-            observations: as the environment returns them, ``[*shape]`` or ``[B, *shape]``.
+            observations: as the environment returns them, ``[*shape]`` or ``[B, *shape]`` (of a
+                Dict or Tuple, every part of it).
             deterministic: the most probable action instead of a sampled one.
 
         Returns:
             One action or a stack: ints, or arrays clipped to the action space.
         """
         codec, actions = self.description.observations, self.description.actions
-        stack = np.asarray(observations)
-        single = stack.shape == codec.shape
-        raw = self.act(codec.encode(stack[None] if single else stack), deterministic=deterministic)
+        single = codec.is_single(observations)
+        rows = codec.encode_one(observations) if single else codec.encode(observations)
+        raw = self.act(rows, deterministic=deterministic)
         decoded = actions.decode(raw)
         if single:
             return decoded[0]
@@ -51,7 +52,7 @@ class Policy:
 
     @torch.inference_mode()
     def act(self, rows: np.ndarray, *, deterministic: bool = True) -> np.ndarray:
-        """The policy's own actions (not yet the environment's) for float32 rows ``[B, D]``."""
+        """The policy's own actions (not yet the environment's) for rows ``[B, D]``."""
         network, spec = self.network, self.network.spec
         outputs = network.policy(network.normalize(torch.from_numpy(rows)))
         if not deterministic:
@@ -62,7 +63,9 @@ class Policy:
             )
             scale = 1.0 if network.log_std is None else network.log_std.exp()
             outputs = outputs + noise * scale
-        return (outputs if spec.continuous else outputs.argmax(-1)).numpy()
+        if spec.continuous:
+            return outputs.numpy()
+        return most_probable(outputs, spec.action_heads).numpy()
 
 
 def load_policy(run_dir: Path | str, *, seed: int = 0) -> Policy:

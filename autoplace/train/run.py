@@ -25,7 +25,7 @@ from autoplace.train.checkpoint import (
     refuse_other_run,
     save_checkpoint,
 )
-from autoplace.train.learner import Learner
+from autoplace.train.learner import Learned
 from autoplace.train.policy import Policy
 from autoplace.train.schemes.base import Setup
 from autoplace.train.tensorboard import TensorBoard
@@ -69,8 +69,11 @@ class Run:
             raise
         self.interrupted = False
         self._first = self.progress.iteration
+        self._env_steps_before = self.progress.env_steps
         self._wall_before_s = self.progress.wall_s
         self._is_learning = False
+        self._num_skipped = 0  # rows so far that were no transitions
+        self._warm_env_steps = 0  # of this call, up to the end of its first iteration
 
     def __enter__(self) -> Run:
         return self
@@ -87,7 +90,7 @@ class Run:
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     self._save()
 
-    def start(self, setup: Setup, learner: Learner) -> None:
+    def start(self, setup: Setup, learner: Learned) -> None:
         """Everything is laid out: restore what was saved, tell the callbacks, start the clock."""
         self._setup, self._learner = setup, learner
         if self.resumed_from is not None:
@@ -114,7 +117,7 @@ class Run:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Mark the block in which weights are between two iterations, unfit to be saved."""
+        """Mark the block in which weights that learn in place are unfit to be saved."""
         self._is_learning = True
         yield
         self._is_learning = False  # not where the block raised: the weights stay unfit
@@ -122,9 +125,11 @@ class Run:
     def end_iteration(self, update: UpdateStats, iteration_s: float) -> None:
         """Count the iteration, save if it is time to, and tell the callbacks."""
         self._end_s = now()
+        skipped = self._setup.episodes.num_skipped
+        rows = self._plan.workload.hyperparameters.rollout_rows - (skipped - self._num_skipped)
+        self._num_skipped = skipped
         if self._done == 0:
-            self._warm_s = self._end_s
-        rows = self._plan.workload.hyperparameters.rollout_rows
+            self._warm_s, self._warm_env_steps = self._end_s, rows
         self.progress = dataclasses.replace(
             self.progress,
             iteration=self.progress.iteration + 1,
@@ -148,7 +153,7 @@ class Run:
         result = RunResult(
             scheme=self._plan.scheme,
             env_steps=self.progress.env_steps,
-            call_env_steps=self._done * self._plan.workload.hyperparameters.rollout_rows,
+            call_env_steps=self._call_env_steps,
             iterations=self._done,
             wall_s=self._end_s - self._start_s,
             env_steps_per_s=self._env_steps_per_s,
@@ -179,14 +184,18 @@ class Run:
         return self.progress.iteration - self._first
 
     @property
+    def _call_env_steps(self) -> int:
+        """Env steps of this call."""
+        return self.progress.env_steps - self._env_steps_before
+
+    @property
     def _env_steps_per_s(self) -> float:
         """Of this call, its first iteration left out where there are more."""
-        rows = self._plan.workload.hyperparameters.rollout_rows
-        counted, since_s = self._done, self._start_s
-        if counted > 1:
-            counted, since_s = counted - 1, self._warm_s
+        counted, since_s = self._call_env_steps, self._start_s
+        if self._done > 1:
+            counted, since_s = counted - self._warm_env_steps, self._warm_s
         elapsed_s = self._end_s - since_s
-        return counted * rows / elapsed_s if elapsed_s > 0 else 0.0
+        return counted / elapsed_s if elapsed_s > 0 else 0.0
 
     def _report(
         self, update: UpdateStats, iteration_s: float, stages: dict[tuple[str, str], float]
@@ -199,7 +208,7 @@ class Run:
             num_iterations=self._num_iterations,
             env_steps=self.progress.env_steps,
             total_steps=self.progress.total_steps,
-            call_env_steps=self._done * rows,
+            call_env_steps=self._call_env_steps,
             iteration_s=iteration_s,
             call_wall_s=self._end_s - self._start_s,
             run_wall_s=self.progress.wall_s,
@@ -251,7 +260,7 @@ class Run:
         return checkpoint
 
     def _save(self) -> None:
-        if self._run_dir is None or self._is_learning:
+        if self._run_dir is None or (self._is_learning and self._learner.is_in_place):
             return
         start_s = now()
         save_checkpoint(self._run_dir, self._plan.workload, self._learner, self.progress)
@@ -264,8 +273,8 @@ class Run:
             run_dir.config_path,
             {
                 "schema_version": 1,
-                "env": dataclasses.asdict(workload.env),
-                "network": dataclasses.asdict(workload.network),
+                "env": workload.env.to_json(),
+                "network": workload.network.to_json(),
                 "hyperparameters": dataclasses.asdict(workload.hyperparameters),
                 "total_steps": self.progress.total_steps,
                 "seed": self.progress.seed,

@@ -76,3 +76,4 @@ class HostSampler:
         rollout.observation_rows[-1].copy_(torch.from_numpy(self._setup.envs.observations))
         finals = self._recorder.take_finals(rollout.spec.observation_size)
         rollout.final_index, rollout.final_observations = finals
+        rollout.valid_index = self._recorder.valid_index

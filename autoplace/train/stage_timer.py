@@ -24,10 +24,15 @@ class StageTimer:
         """Account ``seconds`` to a stage of the iteration in progress."""
         self._current[name, lane] += seconds
 
-    def end_iteration(self, iteration_s: float) -> dict[Key, float]:
-        """Close the iteration and return its stages, waits included."""
+    def take(self) -> dict[Key, float]:
+        """The stages of the iteration in progress, which starts anew."""
         stages = dict(self._current)
         self._current.clear()
+        return stages
+
+    def end_iteration(self, iteration_s: float) -> dict[Key, float]:
+        """Close the iteration and return its stages, waits included."""
+        stages = self.take()
         for lane in dict.fromkeys(lane for _, lane in stages):
             busy_s = sum(s for (_, of), s in stages.items() if of == lane)
             stages["wait", lane] = max(0.0, iteration_s - busy_s)

@@ -96,7 +96,10 @@ class VirtualClock:
         spec: the machine.
         dry: whether heavy operations are charged but not computed.
         counts: what has been charged so far, by kind.
+        processes: what is spawned is a lane, which shares all memory.
     """
+
+    processes = False
 
     def __init__(self, spec: MachineSpec, *, dry: bool = False) -> None:
         self.spec = spec

@@ -9,6 +9,7 @@ from autoplace.planner.plan import Plan
 from autoplace.train import StopRequested, evaluate, train
 from autoplace.train.callbacks import Callback, IterationReport
 from tests.envs.toys import Counter, register
+from tests.train.lagged import simulate
 from tests.train.plans import Listener, make_plan
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -83,14 +84,61 @@ def test_stages_have_the_names_of_the_plan_and_each_lane_sums_to_the_iteration(
         assert all(seconds > 0 for name, seconds in stages.items() if name not in free)
 
 
+LAGGED = [{"scheme": "double-buffer"}, {"scheme": "double-buffer", "device": D}]
+
+
+@pytest.mark.parametrize("where", LAGGED, ids=["cpu", "device"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_overlapping_computes_the_lagged_algorithm(env: str, where: dict[str, object]) -> None:
+    plan = make_plan(env, normalize_rewards=True, entropy_coef=0.01, **where)
+    overlapped = trained(plan)
+    reference = simulate(
+        make_plan(env, normalize_rewards=True, entropy_coef=0.01), num_iterations=5
+    )
+    torch.testing.assert_close(overlapped.flat, reference, atol=1e-5, rtol=1e-5)
+    assert torch.equal(trained(plan).flat, overlapped.flat)
+
+
+def test_overlapping_bootstraps_truncated_episodes_that_cross_to_the_device() -> None:
+    env = register("TruncatesToo", lambda: Counter(length=3, truncates=True))
+    overlapped = trained(make_plan(env, **LAGGED[1]))
+    reference = simulate(make_plan(env), num_iterations=5)
+    torch.testing.assert_close(overlapped.flat, reference, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", LAGGED, ids=["cpu", "device"])
+def test_overlapping_takes_as_long_as_the_slower_side_and_the_hand_over(
+    where: dict[str, object],
+) -> None:
+    env = "tests/emulated/env.py:make_cartpole"  # a step costs 5 us of virtual time
+    report = trained(make_plan(env, **where)).reports[2]
+    lanes = {
+        lane: {name: s for (name, of), s in report.stage_s.items() if of == lane}
+        for lane in ("sampler", "learner")
+    }
+    copies = {"rollout_to_device", "weights_to_host"} if "device" in where else set()
+    assert set(lanes["sampler"]) == {"policy_step", "env_step", "handoff", "wait"}
+    assert set(lanes["learner"]) == {"gae", "update", "handoff", "wait"} | copies
+    for stages in lanes.values():
+        assert sum(stages.values()) == pytest.approx(report.iteration_s)
+    busy = {lane: sum(stages.values()) - stages["wait"] for lane, stages in lanes.items()}
+    # The learner is the slower one: it waits for the hand-over only.
+    assert busy["learner"] > busy["sampler"]
+    assert lanes["learner"]["wait"] < 0.05 * report.iteration_s
+
+
 class StopAt(Callback):
     def on_iteration(self, report: IterationReport) -> None:
         if report.iteration == 2:
             raise StopRequested
 
 
-@pytest.mark.parametrize("first", [{"scheme": "cpu"}, *ON_DEVICE[1:]], ids=lambda w: w["scheme"])
-@pytest.mark.parametrize("second", [{"scheme": "cpu"}, *ON_DEVICE[1:]], ids=lambda w: w["scheme"])
+@pytest.mark.parametrize(
+    "first", [{"scheme": "cpu"}, *ON_DEVICE[1:], LAGGED[1]], ids=lambda w: w["scheme"]
+)
+@pytest.mark.parametrize(
+    "second", [{"scheme": "cpu"}, *ON_DEVICE[1:], LAGGED[1]], ids=lambda w: w["scheme"]
+)
 def test_a_run_may_resume_under_another_scheme(
     tmp_path: object, first: dict[str, object], second: dict[str, object]
 ) -> None:

@@ -223,5 +223,7 @@ def test_resuming_needs_a_folder():
 
 
 def test_an_unknown_scheme_is_refused():
-    with pytest.raises(UsageError, match="--scheme is one of cpu, hybrid, gpu, got 'tpu'"):
+    with pytest.raises(
+        UsageError, match="--scheme is one of cpu, hybrid, gpu, double-buffer, got 'tpu'"
+    ):
         train(make_plan(scheme="tpu"), total_steps=32)

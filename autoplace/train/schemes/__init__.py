@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autoplace.errors import UsageError
 from autoplace.train.schemes.base import Scheme, Setup
 from autoplace.train.schemes.cpu import CpuScheme
+from autoplace.train.schemes.double_buffer import DoubleBufferScheme
 from autoplace.train.schemes.gpu import GpuScheme
 from autoplace.train.schemes.hybrid import HybridScheme
 
@@ -21,16 +22,19 @@ class SchemeEntry:
     Attributes:
         name: as in a plan.
         make: lays it out.
+        policy_lag: iterations that the weights which sample are behind those which learn.
     """
 
     name: str
     make: Callable[[Setup], Scheme]
+    policy_lag: int = 0
 
 
 SCHEMES: tuple[SchemeEntry, ...] = (
     SchemeEntry(name="cpu", make=CpuScheme),
     SchemeEntry(name="hybrid", make=HybridScheme),
     SchemeEntry(name="gpu", make=GpuScheme),
+    SchemeEntry(name="double-buffer", make=DoubleBufferScheme, policy_lag=1),
 )
 
 

@@ -13,7 +13,7 @@ from autoplace.planner.plan import Placement
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.interrupt import StopRequest
-from autoplace.train.learner import Learner
+from autoplace.train.learner import Learned
 from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import Hyperparameters
 
@@ -42,26 +42,57 @@ class Setup:
 
 
 class Scheme(Protocol):
-    """One iteration laid out on the devices. Owns every crossing between them.
+    """One iteration laid out on the devices. Owns every crossing between them."""
 
-    Attributes:
-        learner: whose network, optimiser and statistics are checkpointed.
-    """
+    @property
+    def learner(self) -> Learned:
+        """Whose network, optimiser and statistics are checkpointed."""
+        ...
 
-    learner: Learner
-
-    def __init__(self, setup: Setup) -> None:
-        """Allocate everything; nothing is allocated later."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether a rollout is learned from while the next one is sampled."""
         ...
 
     def sample(self, noise: Tensor) -> None:
         """Fill the rollout; ``noise`` is ``[T, N, A]`` on the host."""
         ...
 
-    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:
-        """Learn from the rollout; ``permutations`` is ``[epochs, T N]`` on the host."""
+    def learn(
+        self, permutations: Tensor, *, learning_rate: float, iteration: int
+    ) -> UpdateStats | None:
+        """Learn from the rollout, or hand it over and take what became of the one before.
+
+        Args:
+            permutations: ``[epochs, T N]`` on the host.
+            learning_rate: Adam's step size.
+            iteration: counted from 1, for messages.
+
+        Returns:
+            What the update that is complete now said; ``None`` where there is none yet.
+        """
         ...
 
     def publish(self) -> None:
         """Bring the weights that sample up to date with those that learned."""
         ...
+
+    def drain(self) -> UpdateStats | None:
+        """Wait for the update in flight; ``None`` where there is none."""
+        ...
+
+    def close(self) -> None:
+        """End what the scheme has started; an update in flight is dropped."""
+        ...
+
+
+class InTurn:
+    """Of schemes that sample and learn in turn: nothing is ever in flight."""
+
+    overlaps = False
+
+    def drain(self) -> None:
+        """Nothing is in flight."""
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -9,10 +9,10 @@ from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import Setup
+from autoplace.train.schemes.base import InTurn, Setup
 
 
-class CpuScheme:
+class CpuScheme(InTurn):
     """One network samples and learns; each phase has its own number of threads."""
 
     def __init__(self, setup: Setup) -> None:

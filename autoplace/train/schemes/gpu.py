@@ -6,7 +6,6 @@ flags and final observations, once per rollout; the epochs' permutations once pe
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from autoplace import device as devices
@@ -16,10 +15,10 @@ from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
-from autoplace.train.schemes.base import Setup
+from autoplace.train.schemes.base import InTurn, Setup
 
 
-class GpuScheme:
+class GpuScheme(InTurn):
     """The rollout is born on the device; only what the environments answer comes from the host."""
 
     def __init__(self, setup: Setup) -> None:
@@ -31,8 +30,8 @@ class GpuScheme:
         self._rollout = Rollout(spec, rollout_steps=steps, num_envs=num_envs, device=self._device)
         self._outcomes = devices.host_empty((steps, 3, num_envs), pinned_for=self._device)
         self._recorder = OutcomeRecorder(self._outcomes, setup.episodes)
-        observations = (num_envs, spec.observation_size)
-        self._inbound = devices.Channel(observations, torch.float32, self._device)
+        row = self._rollout.observation_rows[0]
+        self._inbound = devices.Channel(tuple(row.shape), row.dtype, self._device)
         actions = self._rollout.action_rows[0]
         self._outbound = devices.Channel(tuple(actions.shape), actions.dtype, self._device)
         self.learner = Learner(
@@ -89,6 +88,8 @@ class GpuScheme:
         index, observations = self._recorder.take_finals(rollout.spec.observation_size)
         rollout.final_index = index.to(self._device)
         rollout.final_observations = observations.to(self._device)
+        valid = self._recorder.valid_index
+        rollout.valid_index = None if valid is None else valid.to(self._device)
         devices.synchronize(self._device)
 
     def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:

@@ -14,10 +14,10 @@ from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import Setup
+from autoplace.train.schemes.base import InTurn, Setup
 
 
-class HybridScheme:
+class HybridScheme(InTurn):
     """Two copies of the network, two of the rollout, and a stream for what goes between them."""
 
     def __init__(self, setup: Setup) -> None:
@@ -56,6 +56,8 @@ class HybridScheme:
             on_device.copy_steps_from(host, start, stop)
             if last:
                 on_device.observation_rows[-1].copy_(host.observation_rows[-1], non_blocking=True)
+                valid = host.valid_index
+                on_device.valid_index = None if valid is None else valid.to(self._device)
                 if host.final_index.shape[0] or on_device.final_index.shape[0]:
                     # Rare and of any number, so from ordinary memory: the host waits for these.
                     on_device.final_index = host.final_index.to(self._device)
