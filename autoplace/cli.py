@@ -90,6 +90,7 @@ def main() -> None:
 def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Workload:
     """The workload that the options describe: preset first, single flags on top."""
     from autoplace.envs import describe
+    from autoplace.workload import EnvSpec
 
     values: dict[str, Any] = {}
     if options["preset"] is not None:
@@ -99,7 +100,13 @@ def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> W
     for name in [name for name, _, _ in HYPERPARAMETERS] + [name for name, _ in SWITCHES]:
         if options[name] is not None:
             values[name] = options[name]
-    return describe(env, env_kwargs=_parse_kwargs(env_kwargs), **values)
+    spec = EnvSpec.make(
+        env,
+        _parse_kwargs(env_kwargs),
+        wrappers=options["wrappers"],
+        images=options["images"],
+    )
+    return describe(spec, **values)
 
 
 def _parse_kwargs(text: str | None) -> dict[str, Any] | None:
@@ -122,6 +129,7 @@ def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
         "transfer_interval_steps": options["transfer_interval"],
         "sample_threads": options["sample_threads"],
         "learn_threads": options["learn_threads"],
+        "num_workers": options["num_workers"],
     }
     if options["device"] not in (None, "auto"):
         given["device"] = options["device"]
@@ -217,7 +225,7 @@ def calibrate(
     from autoplace.machine import detect_machine
     from autoplace.measure.calibrate import DEFAULT_BUDGET_S, QUICK_BUDGET_S
     from autoplace.measure.calibrate import calibrate as run_calibration
-    from autoplace.measure.envs import env_tasks, measure_env
+    from autoplace.measure.envs import measure_backends
     from autoplace.workload import EnvSpec
 
     specs = [EnvSpec.make(env) for env in envs]
@@ -247,7 +255,7 @@ def calibrate(
     else:
         assert stored is not None
         result = stored
-        measured = [m for spec in specs for m in measure_env(spec, env_tasks(spec, (1, 8)))]
+        measured = [m for s in specs for m in measure_backends(s, (1, 8), found.usable_cpus)]
         if measured:
             result = store.merge_calibration(found, measured)
         note("the stored calibration still holds; --force measures again")

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from autoplace.workload import IMAGE_READINGS
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -62,6 +64,19 @@ def env_options(function: Function) -> Function:
                 "--env-kwargs", metavar="JSON", help="Keyword arguments the environment gets."
             ),
             click.option(
+                "--wrappers/--no-wrappers",
+                default=True,
+                show_default=True,
+                help="Atari games as usual: 84 x 84 grey, 4 frames skipped and stacked.",
+            ),
+            click.option(
+                "--images",
+                type=click.Choice(IMAGE_READINGS),
+                default="auto",
+                show_default=True,
+                help="Images have channels last or first, or are plain numbers.",
+            ),
+            click.option(
                 "--calibration",
                 type=FILE,
                 help="Plan with this calibration instead of this machine's stored one.",
@@ -84,6 +99,12 @@ def placement_options(function: Function) -> Function:
                 help="Vector steps per rollout chunk copied to the learner.",
             ),
             click.option("--env-backend", help="How environments are stepped together."),
+            click.option(
+                "--num-workers",
+                metavar="N|auto",
+                callback=_whole_or_auto,
+                help="Processes that step environments, 0 for none.",
+            ),
             click.option(
                 "--sample-threads",
                 metavar="N|auto",
@@ -108,7 +129,8 @@ def placement_options(function: Function) -> Function:
     )
 
 
-# (field of Hyperparameters, click's settings, help); the defaults are those of the field.
+# (field of Hyperparameters, click's settings, help); the defaults are those of the field. "flag"
+# among the settings is the option's name where the field's is not.
 _INT: dict[str, Any] = {"type": int}
 _FLOAT: dict[str, Any] = {"type": float}
 HYPERPARAMETERS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -132,11 +154,19 @@ HYPERPARAMETERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("entropy_coef", _FLOAT, "Weight of the entropy bonus."),
     ("value_coef", _FLOAT, "Weight of the value loss."),
     ("max_grad_norm", _FLOAT, "Gradients are scaled down to this norm."),
+    ("value_clip", _FLOAT, "Allowed change of a value; no clipping if not given."),
+    ("target_kl", _FLOAT, "End an update after the epoch whose mean KL divergence exceeds this."),
+    (
+        "network_factory",
+        {"metavar": "FILE.py:FUNCTION", "flag": "--network"},
+        "Your own torch.nn.Module: observations -> (policy outputs, values).",
+    ),
 )
 SWITCHES: tuple[tuple[str, str], ...] = (
     ("anneal_learning_rate", "Let the step size fall linearly over the run."),
     ("normalize_observations", "Standardise observations by running statistics."),
     ("normalize_rewards", "Divide rewards by the spread of the return."),
+    ("clip_rewards", "Learn from the sign of a reward only (the default for wrapped Atari games)."),
     ("normalize_advantages", "Standardise the advantages of each minibatch."),
 )
 
@@ -151,7 +181,12 @@ def hyperparameter_options(function: Function) -> Function:
         )
     ]
     options += [
-        click.option(_flag(name), name, help=text, **settings)
+        click.option(
+            settings.get("flag", _flag(name)),
+            name,
+            help=text,
+            **{key: value for key, value in settings.items() if key != "flag"},
+        )
         for name, settings, text in HYPERPARAMETERS
     ]
     options += [

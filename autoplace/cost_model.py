@@ -80,7 +80,7 @@ def _features(task: Task) -> tuple[float, ...]:
         sizes += [float(size) for size in task.shape]
     if task.network is not None:
         network = task.network
-        width = network.num_parameters / sum(o for _, o in network.layers)
+        width = network.num_parameters / network.activation_size
         sizes += [
             float(max(task.rows, 1)),
             width,
@@ -102,6 +102,7 @@ def _kind(task: Task) -> tuple[object, ...]:
         task.direction,
         task.pinned,
         task.beside,
+        None if task.network is None else task.network.family,
     )
 
 

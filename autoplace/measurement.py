@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from autoplace.machine import Machine
 from autoplace.workload import EnvSpec, NetworkSpec
@@ -57,6 +57,7 @@ class Task:
         env: the environment of an env step.
         backend: the vector backend of an env step.
         num_envs: environments stepped together.
+        workers: processes that they are spread over, 0 for the caller's own.
         beside: what runs at the same time on other cores, "" for nothing.
     """
 
@@ -74,6 +75,7 @@ class Task:
     env: EnvSpec | None = None
     backend: str | None = None
     num_envs: int = 0
+    workers: int = 0
     beside: str = ""
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Task:
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
             if spec.default is dataclasses.MISSING or value != spec.default:
-                row[spec.name] = dataclasses.asdict(value) if _is_spec(value) else value
+                row[spec.name] = value.to_json() if _is_spec(value) else value
         return row
 
     @classmethod
@@ -95,15 +97,13 @@ class Task:
         if "shape" in values:
             values["shape"] = tuple(values["shape"])
         if "network" in values:
-            network = dict(values["network"])
-            network["hidden_sizes"] = tuple(network["hidden_sizes"])
-            values["network"] = NetworkSpec(**network)
+            values["network"] = NetworkSpec.from_json(values["network"])
         if "env" in values:
             values["env"] = EnvSpec(**values["env"])
         return cls(**values)
 
 
-def _is_spec(value: object) -> bool:
+def _is_spec(value: object) -> TypeGuard[NetworkSpec | EnvSpec]:
     return isinstance(value, (NetworkSpec, EnvSpec))
 
 

@@ -272,11 +272,16 @@ def physics(primitives: Primitives, task: Task) -> Parts:
     def step(ops: float, layers: _Layers, rows: float, passes: float, *nbytes: float) -> Parts:
         """A step of the trainer: so many operations, and passes through layers."""
         assert task.network is not None
-        hidden = task.network.hidden_sizes
+        hidden, trunk = task.network.hidden_sizes, task.network.trunk
         perceptrons = len(layers) // (len(hidden) + 1)
+        model = primitives.matmul_for(device, threads)
+        # What actor and critic share: a convolution is a product with a row per output position.
+        shared_s = sum(model.work_s(rows * n, inputs, outputs) for n, inputs, outputs in trunk)
+        activated = perceptrons * sum(hidden) + sum(n * outputs for n, _, outputs in trunk)
+        layers_s = _network_work_s(primitives, device, threads, layers, rows)
         work = (
-            passes * _network_work_s(primitives, device, threads, layers, rows),
-            primitives.activation_s(device, threads, rows * perceptrons * sum(hidden)),
+            passes * (layers_s + shared_s),
+            primitives.activation_s(device, threads, rows * activated),
             *(primitives.memory_s(device, threads, n) for n in nbytes),
         )
         if on_device:
@@ -316,29 +321,30 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         layers = task.network.layers
         rounds = math.ceil(math.log2(max(steps, 2)))
         fixed, per_layer, per_round = _GAE_OPS
-        ops = fixed + per_layer * len(layers) / 2 + per_round * rounds
+        depth = len(task.network.trunk) + len(layers) / 2
+        ops = fixed + per_layer * depth + per_round * rounds
         # The whole rollout passes the network once; the scan streams it a few times per round.
         rows = float(steps * envs)
-        nbytes = FLOAT_BYTES * rows * (4.0 * task.network.observation_size + 16 + 8 * rounds)
+        nbytes = rows * (4.0 * task.network.observation_bytes + FLOAT_BYTES * (16 + 8 * rounds))
         return step(ops, layers, rows, 1.0, nbytes)
 
     network = task.network
     assert network is not None, task
-    depth = len(network.hidden_sizes)
+    depth = len(network.hidden_sizes) + len(network.trunk)
     rows = task.rows
     if task.op == "update":
         fixed, per_layer = _UPDATE_OPS
         ops = fixed + per_layer * depth
         # Weights, gradients and both moments of Adam, read and written; and the rows: gathered, and
         # every activation with its gradient.
-        numbers = rows * (network.observation_size + sum(o for _, o in network.layers))
+        nbytes = rows * (network.observation_bytes + FLOAT_BYTES * network.activation_size)
         return step(
             ops,
             network.layers,
             rows,
             3.0,
             FLOAT_BYTES * 8.0 * network.num_parameters,
-            FLOAT_BYTES * 4.0 * numbers,
+            4.0 * nbytes,
         )
     fixed, per_layer = _POLICY_OPS
     ops = fixed + per_layer * depth
@@ -347,15 +353,13 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         # On an accelerator the step is issued, and the wait belongs to the action that comes back.
         return Parts(parts.host_s) if on_device else parts
     if task.op == "obs_to_device":
-        nbytes = FLOAT_BYTES * rows * network.observation_size
+        nbytes = rows * network.observation_bytes
         host_copy_s = primitives.memory_s("cpu", 1, 2.0 * nbytes)
         return Parts((dispatch_s, host_copy_s))
     if task.op == "action_to_host":
-        to_device_s = primitives.copy_s(
-            device, "h2d", True, FLOAT_BYTES * rows * network.observation_size
-        )
+        to_device_s = primitives.copy_s(device, "h2d", True, rows * network.observation_bytes)
         policy = step(ops, network.actor_layers, rows, 1.0)
-        action_numbers = rows * (network.action_size if network.continuous else 2)
+        action_numbers = rows * network.action_columns * (1 if network.continuous else 2)
         to_host_s = primitives.copy_s(device, "d2h", True, FLOAT_BYTES * action_numbers)
         return Parts(
             ((ops + 1) * dispatch_s,),
@@ -365,7 +369,7 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         )
     if task.op == "weights_to_host":
         # The network is one buffer: its weights, and mean, variance and scale of observations.
-        nbytes = FLOAT_BYTES * (network.num_parameters + 3.0 * network.observation_size)
+        nbytes = FLOAT_BYTES * (network.num_parameters + 3.0 * network.vector_size)
         to_host_s = primitives.copy_s(device, "d2h", True, nbytes)
         return Parts((to_host_s, primitives.memory_s("cpu", 1, 2.0 * nbytes)))
     raise AssertionError(f"no physics for {task.op}")

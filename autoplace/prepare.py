@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from autoplace import store
 from autoplace.errors import CalibrationError
 from autoplace.machine import detect_machine
-from autoplace.measurement import Calibration, Measurement
+from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.planner.choices import minibatch_choices
 from autoplace.workload import Workload
 
 if TYPE_CHECKING:
@@ -75,15 +76,48 @@ def prepare_calibration(
         say(f"{reason}: making a quick one now (autoplace calibrate makes a better one)")
         stored = _quick_calibration(progress)
         _try_to_keep(stored, say)
+    missing = _missing_steps(stored, workload)
+    if missing:
+        say(f"timing the trainer's steps with the network of {workload.env.id}, once")
+        stored = _with(stored, _step_measurements(missing), say)
     if not _has_env(stored, workload):
         say(f"timing {workload.env.id}, {_number(workload)} envs")
-        measurements = _env_measurements(workload)
-        stored = stored.with_measurements(measurements)
-        try:
-            store.merge_calibration(stored.machine, measurements)
-        except CalibrationError as fault:
-            say(f"not kept: {fault}")
+        stored = _with(stored, _env_measurements(workload, stored), say)
     return Prepared(calibration=stored, notes=tuple(notes))
+
+
+def _with(
+    stored: Calibration, measurements: list[Measurement], say: Callable[[str], None]
+) -> Calibration:
+    """``stored`` with more measurements, kept for the next time where that is possible."""
+    try:
+        store.merge_calibration(stored.machine, measurements)
+    except CalibrationError as fault:
+        say(f"not kept: {fault}")
+    return stored.with_measurements(measurements)
+
+
+def _missing_steps(calibration: Calibration, workload: Workload) -> list[Task]:
+    """The trainer's steps that only this workload's network needs and that were never timed.
+
+    Perceptrons need none: the calibration holds enough of them.
+    """
+    if workload.network.is_plain:
+        return []
+    from autoplace.measure.own_network import own_network_tasks  # imports torch
+
+    hyper = workload.hyperparameters
+    rows = minibatch_choices(hyper.rollout_rows, hyper.minibatch_rows)
+    tasks = own_network_tasks(
+        workload, calibration.devices, calibration.machine.usable_cpus, minibatch_rows=rows
+    )
+    return [task for task in tasks if task not in calibration.by_task]
+
+
+def _step_measurements(tasks: list[Task]) -> list[Measurement]:
+    from autoplace.measure.own_network import measure_own_network  # imports torch
+
+    return measure_own_network(tasks)
 
 
 def _quick_calibration(progress: Callable[[Progress], None] | None) -> Calibration:
@@ -114,7 +148,8 @@ def _number(workload: Workload) -> int:
     return workload.hyperparameters.num_envs
 
 
-def _env_measurements(workload: Workload) -> list[Measurement]:
-    from autoplace.measure.envs import env_tasks, measure_env  # imports torch
+def _env_measurements(workload: Workload, calibration: Calibration) -> list[Measurement]:
+    from autoplace.measure.envs import measure_backends  # imports torch
 
-    return measure_env(workload.env, env_tasks(workload.env, (1, _number(workload))))
+    usable_cpus = calibration.machine.usable_cpus
+    return measure_backends(workload.env, (1, _number(workload)), usable_cpus)

@@ -272,3 +272,54 @@ def test_a_short_calibration_of_this_machine_can_be_planned_with(
         }  # fmt: skip
     plan = run_json("plan", "CartPole-v1", "--calibration", str(path))
     assert plan["fingerprint"] == data["fingerprint"]
+
+
+def test_options_of_spaces_networks_and_updates_reach_the_workload(calibrated: Path) -> None:
+    data = run_json(
+        "plan", "CartPole-v1", "--value-clip", "0.2", "--target-kl", "0.03", "--clip-rewards"
+    )  # fmt: skip
+    hyper = data["workload"]["hyperparameters"]
+    assert (hyper["value_clip"], hyper["target_kl"], hyper["clip_rewards"]) == (0.2, 0.03, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--value-clip", "0"), "--value-clip must be above 0, got 0"),
+        (("--target-kl", "-1"), "--target-kl must be above 0, got -1"),
+        (("--network", "nothing.py:make"), "there is no file nothing.py"),
+        (("--images", "nhwc"), "--images"),
+    ],
+)
+def test_options_that_cannot_work_end_with_code_2(
+    calibrated: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("plan", "CartPole-v1", *arguments)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_help_names_what_spaces_and_networks_may_be_told() -> None:
+    text = run("train", "--help").output
+    for flag in ("--images", "--no-wrappers", "--network FILE.py:FUNCTION", "--value-clip"):
+        assert flag in text
+    for flag in ("--target-kl", "--clip-rewards", "--no-anneal-learning-rate"):
+        assert flag in text
+
+
+def test_a_game_on_images_is_planned_from_its_own_network_which_is_timed_once(
+    calibrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.envs.catch import Catch
+    from tests.envs.toys import register
+
+    monkeypatch.setattr("autoplace.measure.own_network._TIME_LIMIT_S", 0.01)
+    env = register("CatchPlanned", Catch)
+    small = ("--num-envs", "2", "--rollout-steps", "16", "--minibatch-rows", "16")
+    first = run("plan", env, *small, "--json")
+    assert "timing the trainer's steps with the network of" in first.stderr
+    stages = {s["name"]: s["source"] for s in json.loads(first.stdout)["stages"]}
+    assert stages["policy_step"] == stages["update"] == stages["gae"] == "measured"
+    again = run("plan", env, *small, "--json")
+    assert "timing" not in again.stderr
+    seconds = json.loads(first.stdout)["iteration_s"]
+    assert json.loads(again.stdout)["iteration_s"] == pytest.approx(seconds, rel=1e-6)

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplace import device
+from autoplace.envs import inspect_env
 from autoplace.errors import DeviceError, UsageError
 from autoplace.machine import Machine, detect_machine
-from autoplace.measure.envs import env_tasks, measure_env
+from autoplace.measure.envs import measure_backends
 from autoplace.measure.grid import calibration_tasks
+from autoplace.measure.own_network import measure_own_network, own_network_tasks
 from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.units import format_percent, format_seconds
-from autoplace.workload import EnvSpec
+from autoplace.workload import EnvSpec, Hyperparameters
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +114,9 @@ def _calibrate(
     session.refine()
     measurements = session.measurements()
     for env in envs:
-        measurements += measure_env(env, env_tasks(env, (1, 8)))
+        measurements += measure_backends(env, (1, 8), machine.usable_cpus)
+        workload = inspect_env(env).workload(Hyperparameters())
+        measurements += measure_own_network(own_network_tasks(workload, names, machine.usable_cpus))
     return Calibration(
         machine=machine,
         measurements=tuple(measurements),

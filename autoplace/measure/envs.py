@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,17 +21,56 @@ _ACTION_ROWS = 64  # actions drawn beforehand and cycled through
 # Seconds for each measurement; a sample is long enough to hold several episodes of a fast env.
 _TIME_LIMIT_S = 0.6
 _SAMPLE_S = 0.02
+# A vector step that is shorter than this is not worth spreading over processes: handing over and
+# waking up take a good part of it.
+_WORKERS_MAY_PAY_S = 2e-4
 
 
-def env_tasks(env: EnvSpec, nums_envs: Sequence[int]) -> list[Task]:
-    """One task per backend that can run ``env`` and per number of environments."""
+def env_tasks(
+    env: EnvSpec, nums_envs: Sequence[int], num_workers: Sequence[int] = ()
+) -> list[Task]:
+    """One task per backend that can run ``env``, number of environments and number of workers.
+
+    Args:
+        env: which environment.
+        nums_envs: environments stepped together.
+        num_workers: for backends with workers, see :func:`worker_counts`; none is timed with
+            more workers than environments.
+    """
     description = inspect_env(env)
-    return [
-        Task(op="env_step", env=env, backend=backend.name, num_envs=number)
-        for backend in BACKENDS
-        if backend.supports(description)
-        for number in dict.fromkeys(nums_envs)
-    ]
+    tasks = []
+    for backend in BACKENDS:
+        if not backend.supports(description):
+            continue
+        for number in dict.fromkeys(nums_envs):
+            counts = [c for c in num_workers if c <= number] if backend.has_workers else [0]
+            tasks += [
+                Task(op="env_step", env=env, backend=backend.name, num_envs=number, workers=workers)
+                for workers in dict.fromkeys(counts)
+            ]
+    return tasks
+
+
+def worker_counts(usable_cpus: int) -> tuple[int, ...]:
+    """Numbers of workers worth timing: powers of two, and as many as there are CPUs."""
+    powers = itertools.takewhile(lambda n: n < usable_cpus, (2**k for k in itertools.count()))
+    return (*powers, usable_cpus)
+
+
+def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -> list[Measurement]:
+    """Time an environment under every backend that may pay.
+
+    Worker processes are left out where all environments are stepped in less than it takes to hand
+    actions over and results back: there they cannot gain.
+    """
+    measurements = measure_env(env, env_tasks(env, nums_envs))
+    slowest_s = max(
+        min(m.median_s for m in measurements if m.task.num_envs == number) for number in nums_envs
+    )
+    if usable_cpus > 1 and slowest_s > _WORKERS_MAY_PAY_S:
+        tasks = env_tasks(env, nums_envs, worker_counts(usable_cpus))
+        measurements += measure_env(env, [task for task in tasks if task.workers])
+    return measurements
 
 
 def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
@@ -56,16 +96,12 @@ def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
 
 def _env_step(task: Task, description: EnvDescription) -> Probe:
     assert task.backend is not None
-    envs = make_vector_env(description, num_envs=task.num_envs, backend=task.backend)
+    envs = make_vector_env(
+        description, num_envs=task.num_envs, backend=task.backend, num_workers=task.workers
+    )
     envs.reset(spawn_seeds(_SEED, task.num_envs))
     rng = np.random.default_rng(_SEED)
-    actions: np.ndarray
-    if description.continuous:
-        actions = rng.standard_normal(
-            (_ACTION_ROWS, task.num_envs, description.action_size), dtype=np.float32
-        )
-    else:
-        actions = rng.integers(description.action_size, size=(_ACTION_ROWS, task.num_envs))
+    actions = description.actions.random(rng, _ACTION_ROWS, task.num_envs)
     outcomes = torch.empty(_ACTION_ROWS, 3, task.num_envs)
     recorder = OutcomeRecorder(outcomes, EpisodeTracker(task.num_envs))
     count = 0

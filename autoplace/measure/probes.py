@@ -126,6 +126,10 @@ def _noise(spec: NetworkSpec, steps: int, rows: int, on: str) -> tuple[torch.Ten
 
 def _observations(spec: NetworkSpec, rows: int) -> np.ndarray:
     generator = np.random.default_rng(_SEED)
+    if spec.images:
+        pixels = generator.integers(2, size=(rows, spec.observation_size), dtype=np.uint8)
+        pixels[:, : FLOAT_BYTES * spec.vector_size] = 0  # any bytes would do but those of a NaN
+        return pixels
     return generator.standard_normal((rows, spec.observation_size), dtype=np.float32)
 
 
@@ -154,7 +158,8 @@ def _policy_step(task: Task) -> Probe:
         return Probe(tasks=(task,), sample=sample)
 
     first_actions = rollout.actions[0]
-    inbound = device.Channel(observations.shape, torch.float32, on)
+    row = rollout.observations[0]
+    inbound = device.Channel(tuple(row.shape), row.dtype, on)
     outbound = device.Channel(tuple(first_actions.shape), first_actions.dtype, on)
 
     def sample_parts(calls: int) -> Sequence[float]:
@@ -221,13 +226,15 @@ def _update(task: Task) -> Probe:
     assert spec is not None
     on, rows = task.device, task.rows
     num_rows = 4 * rows
-    width = spec.observation_size + (spec.action_size if spec.continuous else 1) + 3
+    images = torch.from_numpy(_observations(spec, num_rows)).to(on) if spec.images else None
+    column = 0 if spec.images else spec.observation_size
     generator = torch.Generator().manual_seed(_SEED)
-    values = torch.randn(num_rows, width, generator=generator)
+    values = torch.randn(num_rows, column + spec.action_columns + 3, generator=generator)
     if not spec.continuous:
-        column = spec.observation_size
-        values[:, column] = torch.arange(num_rows) % spec.action_size
-    batch = Batch(values.to(on), spec)
+        choices = torch.tensor(spec.action_heads or (spec.action_size,))
+        actions = torch.arange(num_rows).unsqueeze(1) % choices
+        values[:, column : column + spec.action_columns] = actions
+    batch = Batch(values.to(on), spec, images)
     hyper = Hyperparameters(
         num_envs=4,
         rollout_steps=rows,
@@ -283,7 +290,7 @@ def probe_bytes(task: Task) -> float:
         return 0.0
     spec = task.network
     rows = task.rows if task.op != "gae" else task.shape[0] * task.shape[1]
-    outputs = sum(outputs for _, outputs in spec.layers)
+    outputs = spec.activation_size
     return FLOAT_BYTES * (
         8.0 * spec.num_parameters + rows * (6.0 * outputs + 8.0 * spec.observation_size)
     )

@@ -87,19 +87,30 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
         value = given.get(name)
         if value is not None and int(str(value)) < 1:
             raise UsageError(f"{flag} is a whole number from 1, got {value}: change it")
-    backend = given.get("env_backend")
-    if backend is not None and backend not in axes.env_backends:
-        raise UsageError(
-            f"--env-backend is auto or one of {', '.join(axes.env_backends)}, got {backend}: "
-            "name one"
-        )
+    backends = axes.env_backends
+    backend, workers = given.get("env_backend"), given.get("num_workers")
+    if backend is not None:
+        names = tuple(dict.fromkeys(name for name, _ in backends))
+        if backend not in names:
+            raise UsageError(
+                f"--env-backend is auto or one of {', '.join(names)}, got {backend}: name one"
+            )
+        backends = tuple(entry for entry in backends if entry[0] == backend)
+    if workers is not None:
+        counts = sorted({count for _, count in backends})
+        if workers not in counts:
+            raise UsageError(
+                f"--num-workers is auto or one that was timed ({', '.join(map(str, counts))}), "
+                f"got {workers}: give one of them"
+            )
+        backends = tuple(entry for entry in backends if entry[1] == workers)
     return Axes(
         accelerators=axes.accelerators,
         sample_threads=one("sample_threads", axes.sample_threads),
         learn_threads=one("learn_threads", axes.learn_threads),
         minibatch_rows=axes.minibatch_rows,
         transfer_intervals=one("transfer_interval_steps", axes.transfer_intervals),
-        env_backends=axes.env_backends if backend is None else (str(backend),),
+        env_backends=backends,
         engines=axes.engines,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoplace.planner.plan import LANES, Candidate, Placement, Plan, Stage
 from autoplace.units import format_percent, format_rate, format_seconds, significant
+from autoplace.workload import NetworkSpec
 
 _SHOWN_CANDIDATES = 6
 
@@ -27,7 +28,7 @@ def explain_plan(plan: Plan, *, every_candidate: bool = False, brief: bool = Fal
 
 def describe_placement(placement: Placement) -> str:
     """A placement on one line, as short as it can be told from others."""
-    text = f"minibatch {placement.minibatch_rows}, {placement.env_backend} envs"
+    text = f"minibatch {placement.minibatch_rows}, {_backend(placement)} envs"
     sampling = _threads(placement.sample_device, placement.sample_threads)
     learning = _threads(placement.learn_device, placement.learn_threads)
     text += f", sampling on {sampling}, learning on {learning}"
@@ -36,6 +37,15 @@ def describe_placement(placement: Placement) -> str:
     if placement.engine != "eager":
         text += f", {placement.engine}"
     return text
+
+
+def describe_network(network: NetworkSpec) -> str:
+    """A network in a few words."""
+    if network.factory:
+        return f"network {network.factory} ({network.num_parameters:,} parameters)"
+    hidden = f"hidden {','.join(map(str, network.hidden_sizes)) or 'none'}"
+    encoders = dict.fromkeys(image.encoder for image in network.images)
+    return f"{' and '.join(encoders)} shared, {hidden}" if encoders else hidden
 
 
 def _threads(device: str, count: int) -> str:
@@ -47,14 +57,14 @@ def _threads(device: str, count: int) -> str:
 def _headline(plan: Plan) -> str:
     workload = plan.workload
     hyper = workload.hyperparameters
-    sizes = ",".join(map(str, workload.network.hidden_sizes)) or "none"
+    network = describe_network(workload.network)
     chosen = plan.chosen
     modelled = " (a modelled machine)" if plan.origin == "modelled" else ""
     return (
         f"{workload.env.id}: scheme {chosen.scheme}{modelled}, about "
         f"{format_rate(chosen.env_steps_per_s)} env steps/s\n"
         f"{hyper.num_envs} envs x {hyper.rollout_steps} steps = {hyper.rollout_rows:,} rows an "
-        f"iteration, {hyper.epochs} epochs, hidden {sizes}; one iteration takes "
+        f"iteration, {hyper.epochs} epochs, {network}; one iteration takes "
         f"{format_seconds(chosen.iteration_s)} "
         f"({format_seconds(chosen.low_s)} to {format_seconds(chosen.high_s)})"
     )
@@ -132,12 +142,17 @@ def _candidates(plan: Plan, every: bool) -> str:
             f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>11}"
             f"{candidate.sample_efficiency:>14.2f}{format_rate(candidate.score):>9}"
             f"{placement.minibatch_rows:>11}"
-            f"   {sampling:<11}{learning:<11}{chunk:>6}   {placement.env_backend}"
+            f"   {sampling:<11}{learning:<11}{chunk:>6}   {_backend(placement)}"
         )
     hidden = len(plan.candidates) - len(shown)
     if hidden:
         lines.append(f"... and {hidden} more (--all shows them)")
     return "\n".join(lines)
+
+
+def _backend(placement: Placement) -> str:
+    workers = f" x {placement.num_workers}" if placement.num_workers else ""
+    return f"{placement.env_backend}{workers}"
 
 
 def _side(device: str, threads: int) -> str:

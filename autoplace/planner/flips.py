@@ -77,7 +77,7 @@ def _parameters(
     hyper = workload.hyperparameters
     rows = hyper.rollout_rows
 
-    if workload.network.hidden_sizes:
+    if workload.network.hidden_sizes and not workload.network.factory:
 
         def hidden(value: float) -> Workload:
             factor = value / max(workload.network.hidden_sizes)

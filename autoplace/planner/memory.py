@@ -32,10 +32,12 @@ def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
     rollout = rows * sum(rollout_bytes_per_row(workload).values())
     # Noise; the batch's own matrix beside the rollout; one epoch's permutation.
     network = workload.network
-    width = network.observation_size + (network.action_size if network.continuous else 1) + 3
+    width = (0 if network.images else network.observation_size) + network.action_columns + 3
     rollout += rows * (FLOAT_BYTES * (network.action_size + 2 * width) + 8)
     weights = FLOAT_BYTES * network.num_parameters
-    outputs = sum(outputs for _, outputs in network.layers)
+    outputs = network.activation_size
+    if network.images:  # as floats, where they are read
+        outputs += network.observation_size
     # Each activation is kept for the backward pass beside its gradient; rows are gathered.
     minibatch = placement.minibatch_rows * (
         FLOAT_BYTES * 3 * outputs + sum(rollout_bytes_per_row(workload).values())

@@ -69,7 +69,7 @@ class Axes:
         learn_threads: thread counts with timings, for a learner on the CPU.
         minibatch_rows: the declared choices, or the user's one.
         transfer_intervals: vector steps per chunk.
-        env_backends: vector backends with a measured step time.
+        env_backends: (vector backend, worker processes) with a measured step time.
         engines: ways to execute the trainer's steps that have timings.
     """
 
@@ -78,7 +78,7 @@ class Axes:
     learn_threads: tuple[int, ...]
     minibatch_rows: tuple[int, ...]
     transfer_intervals: tuple[int, ...]
-    env_backends: tuple[str, ...]
+    env_backends: tuple[tuple[str, int], ...]
     engines: tuple[str, ...] = ("eager",)
 
 
@@ -112,6 +112,7 @@ def _env_step(workload: Workload, placement: Placement) -> Work:
         env=workload.env,
         backend=placement.env_backend,
         num_envs=placement.num_envs,
+        workers=placement.num_workers,
     )
     return Work(name="env_step", lane="sampler", calls=steps, parts=((task, steps),))
 
@@ -210,7 +211,7 @@ def _wait(lane: str, start_s: float, total_s: float) -> list[Span]:
 
 
 def _cpu_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
-    for backend in axes.env_backends:
+    for backend, workers in axes.env_backends:
         for engine in axes.engines:
             for sample_threads in axes.sample_threads:
                 for learn_threads in axes.learn_threads:
@@ -223,6 +224,7 @@ def _cpu_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement
                             minibatch_rows=rows,
                             num_envs=num_envs,
                             env_backend=backend,
+                            num_workers=workers,
                             sample_threads=sample_threads,
                             learn_threads=learn_threads,
                             engine=engine,
@@ -256,7 +258,7 @@ def _cpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) 
 
 def _hybrid_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
     for accelerator in axes.accelerators:
-        for backend in axes.env_backends:
+        for backend, workers in axes.env_backends:
             for engine in axes.engines:
                 for threads in axes.sample_threads:
                     for rows in axes.minibatch_rows:
@@ -269,6 +271,7 @@ def _hybrid_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placem
                                 minibatch_rows=rows,
                                 num_envs=num_envs,
                                 env_backend=backend,
+                                num_workers=workers,
                                 sample_threads=threads,
                                 engine=engine,
                             )
@@ -365,7 +368,7 @@ def _hybrid_layout(
 
 def _gpu_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
     for accelerator in axes.accelerators:
-        for backend in axes.env_backends:
+        for backend, workers in axes.env_backends:
             for engine in axes.engines:
                 for rows in axes.minibatch_rows:
                     yield Placement(
@@ -376,6 +379,7 @@ def _gpu_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement
                         minibatch_rows=rows,
                         num_envs=num_envs,
                         env_backend=backend,
+                        num_workers=workers,
                         engine=engine,
                     )
 

@@ -156,7 +156,7 @@ class _Search:
         backends = tuple(
             sorted(
                 {
-                    m.task.backend or ""
+                    (m.task.backend or "", m.task.workers)
                     for m in self._calibration.measurements
                     if m.task.op == "env_step" and m.task.env == workload.env
                 }

@@ -14,24 +14,30 @@ from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.workload import Hyperparameters, NetworkSpec
 
-_PASS_ROWS = 65536  # bounds the activations of a pass over the whole rollout
+# What bounds the activations of a pass over the whole rollout: its rows, and with an encoder of
+# images or a network of the user's own the numbers that its layers put out.
+_PASS_ROWS = 65536
+_PASS_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A rollout as one matrix, a row per env step, so that a minibatch is one gather.
 
-    Columns: ``D`` normalised observations, the action (1 column, or ``A``), the log-probability
-    under the weights that acted, the advantage, the return. Actions of a categorical policy are
-    whole numbers, exact in float32.
+    Columns: ``D`` normalised observations, the action (1 column, a column per head, or ``A``), the
+    log-probability under the weights that acted, the advantage, the return. Actions of a
+    categorical policy are whole numbers, exact in float32. With images the observations stay where
+    they are, a byte per number, and a minibatch is two gathers.
 
     Attributes:
-        rows: ``[T N, W]`` float32, time-major.
+        rows: ``[T N, W]`` float32, time-major; ``[V, W]`` where only some are transitions.
         spec: of the network, which tells the widths.
+        images: rows of bytes ``[T N, D]`` (uint8), where observations hold images.
     """
 
     rows: Tensor
     spec: NetworkSpec
+    images: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -41,11 +47,19 @@ class Batch:
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """(observations, actions, log-probabilities, advantages, returns) of gathered rows."""
         spec = self.spec
-        width = spec.action_size if spec.continuous else 1
-        observations, actions, rest = torch.split(rows, [spec.observation_size, width, 3], 1)
+        width = 0 if self.images is not None else spec.observation_size
+        observations, actions, rest = torch.split(rows, [width, spec.action_columns, 3], 1)
         log_probs, advantage, returns = rest.unbind(1)
         if not spec.continuous:
-            actions = actions.squeeze(1).long()
+            actions = (actions if spec.action_heads else actions.squeeze(1)).long()
+        return observations, actions, log_probs, advantage, returns
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What :meth:`split` gives, of the rows ``index`` (int64 ``[B]``)."""
+        observations, *rest = self.split(self.rows.index_select(0, index))
+        if self.images is not None:
+            observations = self.images.index_select(0, index)
+        actions, log_probs, advantage, returns = rest
         return observations, actions, log_probs, advantage, returns
 
 
@@ -55,25 +69,44 @@ def make_batch(
     rollout: Rollout,
     hyperparameters: Hyperparameters,
     reward_normalizer: RewardNormalizer | None = None,
+    *,
+    learning: ActorCritic | None = None,
 ) -> Batch:
     """Log-probabilities, values, advantages and returns of a complete rollout.
 
-    This is the trainer's ``gae`` stage. ``network`` must hold the weights that acted.
+    This is the trainer's ``gae`` stage.
+
+    Args:
+        network: holds the weights and statistics that acted.
+        rollout: what they recorded.
+        hyperparameters: discounts.
+        reward_normalizer: scales the rewards, where they are scaled.
+        learning: the network that is to learn, where its weights are not those that acted. The
+            rows then hold the observations as this one normalises them.
     """
     steps, num_envs, spec = rollout.rollout_steps, rollout.num_envs, rollout.spec
     observations = network.normalize(rollout.observations.view(-1, spec.observation_size))
-    values = _in_passes(network.value, observations).view(steps + 1, num_envs)
-    final_values = network.value(network.normalize(rollout.final_observations))
-
     acted_on = observations[: steps * num_envs]
+    if spec.is_plain:
+        values = _in_passes(network.value, observations)
+        outputs = _in_passes(network.policy, acted_on)
+    else:
+        outputs, values = _both_in_passes(network, observations)
+        outputs = outputs[: steps * num_envs]
+    values = values.view(steps + 1, num_envs)
+    finals = rollout.final_observations.to(rollout.observations.dtype)
+    final_values = network.value(network.normalize(finals))
+
     actions = rollout.actions.view(steps * num_envs, -1)
-    outputs = _in_passes(network.policy, acted_on)
-    log_probs = log_prob(outputs, network.log_std, actions if spec.continuous else actions[:, 0])
+    chosen = actions if spec.continuous or spec.action_heads else actions[:, 0]
+    log_probs = log_prob(outputs, network.log_std, chosen, spec.action_heads)
 
     rewards, terminated, truncated = rollout.outcomes.unbind(1)
     ended = torch.maximum(terminated, truncated)
+    if hyperparameters.clip_rewards:
+        rewards = rewards.sign()
     if reward_normalizer is not None:
-        rewards = reward_normalizer.normalize(rewards, ended)
+        rewards = reward_normalizer.normalize(rewards, ended, rollout.valid_index)
     led_to = bootstrap_values(values, terminated, rollout.final_index, final_values)
     advantage = advantages(
         rewards,
@@ -84,8 +117,19 @@ def make_batch(
         gae_lambda=hyperparameters.gae_lambda,
     )
     returns = advantage + values[:-1]
-    columns = (acted_on, actions, *(x.reshape(-1, 1) for x in (log_probs, advantage, returns)))
-    return Batch(torch.cat([column.float() for column in columns], 1), spec)
+    if learning is not None and network.normalize_observations:
+        acted_on = learning.normalize(torch.flatten(rollout.observations[:-1], 0, 1))
+    images = acted_on if spec.images else None
+    columns = [actions, *(x.reshape(-1, 1) for x in (log_probs, advantage, returns))]
+    if images is None:
+        columns.insert(0, acted_on)
+    rows = torch.cat([column.float() for column in columns], 1)
+    # A row that is no transition follows the end of an episode, where traces are cut, so it has
+    # touched no other row's advantage; it only has to be left out.
+    if rollout.valid_index is not None:
+        rows = rows.index_select(0, rollout.valid_index)
+        images = images if images is None else images.index_select(0, rollout.valid_index)
+    return Batch(rows, spec, images)
 
 
 def _in_passes(function: object, rows: Tensor) -> Tensor:
@@ -93,3 +137,10 @@ def _in_passes(function: object, rows: Tensor) -> Tensor:
     if rows.shape[0] <= _PASS_ROWS:
         return function(rows)  # type: ignore[no-any-return]
     return torch.cat([function(part) for part in torch.split(rows, _PASS_ROWS)])
+
+
+def _both_in_passes(network: ActorCritic, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(policy outputs, values) of rows, what they share computed once."""
+    pass_rows = max(1, min(_PASS_ROWS, _PASS_NUMBERS // network.spec.activation_size))
+    parts = [network.both(part) for part in torch.split(rows, pass_rows)]
+    return torch.cat([outputs for outputs, _ in parts]), torch.cat([v for _, v in parts])

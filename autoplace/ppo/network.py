@@ -1,4 +1,7 @@
-"""The actor and the critic: two multilayer perceptrons over one flat buffer.
+"""The actor and the critic over one flat buffer.
+
+They are two multilayer perceptrons apart; with images both read the features of one encoder, and a
+user's own network does what it does.
 
 Every weight, every bias and the running statistics of the observations are views into a single
 float32 vector. So a network crosses to another device in one copy, its gradient norm is one
@@ -8,12 +11,14 @@ reduction, and its optimiser sees one parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoplace.ppo.encoder import Encoder, vector_part
+from autoplace.ppo.factory import make_own_network, own_inputs
 from autoplace.workload import NetworkSpec
 
 OBSERVATION_CLAMP = 10.0
@@ -24,7 +29,7 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
 class ActorCritic(nn.Module):
-    """Separate tanh networks for the policy and the value.
+    """Separate tanh networks for the policy and the value, behind a shared encoder of images.
 
     Weights start orthogonal with gain sqrt(2) in the hidden layers, 0.01 in the policy head and 1
     in the value head; biases and log standard deviations start at 0 (Andrychowicz et al. 2021
@@ -38,7 +43,7 @@ class ActorCritic(nn.Module):
 
     Attributes:
         spec: the sizes.
-        normalize_observations: whether observations are standardised.
+        normalize_observations: whether observations are standardised (images never are).
         flat: the buffer behind everything: ``num_trainable`` parameters, then the statistics.
         num_trainable: length of the part of ``flat`` that is learned (with padding).
     """
@@ -60,19 +65,27 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.spec = spec
         self.normalize_observations = normalize_observations
-        self.num_trainable, size = _buffer_sizes(spec)
+        own = make_own_network(spec, seed=seed) if spec.factory else None
+        self.num_trainable, size = _buffer_sizes(spec, own)
         self.flat = torch.zeros(size) if flat is None else flat
         assert self.flat.shape == (size,), (self.flat.shape, size)
 
         views = _Views(self.flat)
+        self.own, self.encoder = own, None
+        if own is not None:
+            _move_into(own.parameters(), views, fill=flat is None)
+        elif spec.images:
+            self.encoder = Encoder(spec, views.take)
         half = len(spec.layers) // 2
         self.actor = _perceptron(spec.layers[:half], views)
         self.critic = _perceptron(spec.layers[half:], views)
         self.log_std = nn.Parameter(views.take(spec.action_size)) if spec.continuous else None
         for name in ("mean", "inverse_std", "variance"):
-            view = views.take(spec.observation_size)
+            view = views.take(spec.vector_size)
             self.register_buffer(f"observation_{name}", view)
         self.register_buffer("observation_count", views.take(1))
+        if own is not None:
+            _move_into(own.buffers(), views, fill=flat is None)
         self.actor_layers = _layers(self.actor)
         self.critic_layers = _layers(self.critic)
         if flat is None:
@@ -85,6 +98,8 @@ class ActorCritic(nn.Module):
     def _initialize(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
+            if self.encoder is not None:
+                self.encoder.initialize(generator)
             for layers, head_gain in ((self.actor_layers, 0.01), (self.critic_layers, 1.0)):
                 for weight, _ in layers:
                     gain = head_gain if weight is layers[-1][0] else 2.0**0.5
@@ -93,8 +108,12 @@ class ActorCritic(nn.Module):
             self.observation_variance.fill_(1.0)
 
     def normalize(self, observations: Tensor) -> Tensor:
-        """Observations as the layers read them: standardised and clamped, or as they are."""
-        if not self.normalize_observations:
+        """Rows as :meth:`policy` and :meth:`value` read them.
+
+        Numbers are standardised and clamped, or pass as they are; rows with images stay bytes until
+        the encoder reads them.
+        """
+        if not self.normalize_observations or self.spec.images:
             return observations
         # The mean is taken off first: a large constant feature must come out as exactly 0.
         centred = observations - self.observation_mean
@@ -104,16 +123,48 @@ class ActorCritic(nn.Module):
 
     def policy(self, normalized: Tensor) -> Tensor:
         """Logits ``[B, A]`` of a categorical policy, or means ``[B, A]`` of a Gaussian one."""
-        return forward_layers(self.actor_layers, normalized)
+        if self.own is not None:
+            return self._own(normalized)[0]
+        return forward_layers(self.actor_layers, self._features(normalized))
 
     def value(self, normalized: Tensor) -> Tensor:
         """State values ``[B]``."""
-        return forward_layers(self.critic_layers, normalized).squeeze(-1)
+        if self.own is not None:
+            return self._own(normalized)[1]
+        return forward_layers(self.critic_layers, self._features(normalized)).squeeze(-1)
+
+    def both(self, normalized: Tensor) -> tuple[Tensor, Tensor]:
+        """Policy outputs ``[B, A]`` and values ``[B]``; what they share is computed once."""
+        if self.own is not None:
+            return self._own(normalized)
+        features = self._features(normalized)
+        values = forward_layers(self.critic_layers, features).squeeze(-1)
+        return forward_layers(self.actor_layers, features), values
+
+    def _features(self, normalized: Tensor) -> Tensor:
+        if self.encoder is None:
+            return normalized
+        return self.encoder(normalized, self._vector(normalized))  # type: ignore[no-any-return]
+
+    def _own(self, normalized: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.own is not None
+        inputs = own_inputs(normalized, self._vector(normalized), self.spec)
+        outputs, values = self.own(inputs)
+        return outputs, values
+
+    def _vector(self, rows: Tensor) -> Tensor | None:
+        """The numbers in rows of bytes, standardised where that is on."""
+        if not self.spec.images or not self.spec.vector_size:
+            return None
+        vector = vector_part(rows, self.spec)
+        if not self.normalize_observations:
+            return vector
+        centred = (vector - self.observation_mean) * self.observation_inverse_std
+        return centred.clamp(-OBSERVATION_CLAMP, OBSERVATION_CLAMP)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs ``[B, A]`` and values ``[B]`` of raw observations ``[B, D]``."""
-        normalized = self.normalize(observations)
-        return self.policy(normalized), self.value(normalized)
+        return self.both(self.normalize(observations))
 
     @torch.no_grad()
     def update_statistics(self, observations: Tensor) -> None:
@@ -123,8 +174,10 @@ class ActorCritic(nn.Module):
         variances of both sides, and delta the difference of the means,
         ``n = a + b``, ``mean += delta b / n``, ``var = (a var_a + b var_b + delta^2 a b / n) / n``.
         """
-        if not self.normalize_observations:
+        if not self.normalize_observations or not self.spec.vector_size:
             return
+        if self.spec.images:
+            observations = vector_part(observations, self.spec)
         rows = observations.shape[0]
         variance, mean = torch.var_mean(observations, dim=0, correction=0)
         count = self.observation_count
@@ -150,11 +203,25 @@ def _padded(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
-def _buffer_sizes(spec: NetworkSpec) -> tuple[int, int]:
+def _buffer_sizes(spec: NetworkSpec, own: nn.Module | None) -> tuple[int, int]:
     """(learned, all) floats of a network's buffer, each view padded to the alignment."""
-    trainable = sum(_padded(i * o) + _padded(o) for i, o in spec.layers)
+    products = [] if own is not None else [(i, o) for _, i, o in spec.trunk]
+    trainable = sum(_padded(i * o) + _padded(o) for i, o in (*products, *spec.layers))
     trainable += _padded(spec.action_size) if spec.continuous else 0
-    return trainable, trainable + 3 * _padded(spec.observation_size) + _ALIGNMENT
+    fixed = 3 * _padded(spec.vector_size) + _ALIGNMENT
+    if own is not None:
+        trainable += sum(_padded(parameter.numel()) for parameter in own.parameters())
+        fixed += sum(_padded(buffer.numel()) for buffer in own.buffers())
+    return trainable, trainable + fixed
+
+
+def _move_into(tensors: Iterable[Tensor], views: _Views, *, fill: bool) -> None:
+    """Let tensors live in a buffer; ``fill`` copies their values there first."""
+    for tensor in tensors:
+        view = views.take(*tensor.shape)
+        if fill:
+            view.copy_(tensor.detach())
+        tensor.data = view
 
 
 class _Views:

@@ -34,8 +34,16 @@ class RewardNormalizer:
         self.state[:-3] = 0.0
 
     @torch.no_grad()
-    def normalize(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Rewards ``[T, N]`` scaled, after they joined the statistics."""
+    def normalize(
+        self, rewards: Tensor, ended: Tensor, valid_index: Tensor | None = None
+    ) -> Tensor:
+        """Rewards ``[T, N]`` scaled, after they joined the statistics.
+
+        Args:
+            rewards: ``[T, N]``.
+            ended: ``[T, N]``, 1 where the episode ended.
+            valid_index: the rows ``t N + env`` that are transitions, ``None`` where all are.
+        """
         carried, (mean, variance, count) = self.state[:-3], self.state[-3:].unbind(0)
         factors = (1.0 - ended) * self.gamma  # of R_t in R_{t+1}
         addends = rewards.clone()
@@ -45,7 +53,11 @@ class RewardNormalizer:
         returns = scan_backward(addends.flip(0), turned).flip(0)
         carried.copy_(returns[-1] * factors[-1])
 
+        if valid_index is not None:
+            returns = returns.reshape(-1).index_select(0, valid_index)
         rows = returns.numel()
+        if rows == 0:
+            return rewards
         new_variance, new_mean = torch.var_mean(returns, correction=0)
         total = count + rows
         delta = new_mean - mean

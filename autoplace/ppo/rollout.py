@@ -24,12 +24,15 @@ class Rollout:
     and the weights that acted, and one batched pass computes them far faster than ``T`` small ones.
 
     Attributes:
-        observations: ``[T + 1, N, D]`` raw, float32.
-        actions: ``[T, N]`` int64, or ``[T, N, A]`` float32 as sampled (never clipped).
+        observations: ``[T + 1, N, D]`` raw, float32; with images uint8.
+        actions: ``[T, N]`` or ``[T, N, H]`` int64, or ``[T, N, A]`` float32 as sampled (never
+            clipped).
         outcomes: ``[T, 3, N]`` float32: rewards, terminated and truncated, one tensor so that they
             cross to a device in one copy.
         final_index: ``[F]`` int64, ``t N + env`` of each episode that was truncated.
         final_observations: ``[F, D]``, the observation in which each of those ended.
+        valid_index: ``[V]`` int64, the rows ``t N + env`` that are transitions; ``None`` where all
+            are. Some environments spend a step on each reset, and nothing is learned from those.
     """
 
     def __init__(
@@ -40,24 +43,36 @@ class Rollout:
         num_envs: int,
         device: str = CPU,
         pinned_for: str = CPU,
+        tensors: tuple[Tensor, Tensor, Tensor] | None = None,
+        shared: bool = False,
     ) -> None:
-        """Allocate on ``device``; on the host, page-locked for copies to ``pinned_for``."""
-        action_shape = (spec.action_size,) if spec.continuous else ()
+        """Allocate on ``device``; on the host, page-locked for copies to ``pinned_for``.
+
+        ``shared`` takes host memory that other processes can see; ``tensors`` (observations,
+        actions, outcomes) are used as they are, instead of new ones.
+        """
+        columns = (spec.action_columns,)
+        action_shape = columns if spec.continuous or spec.action_heads else ()
+        observation_dtype: torch.dtype = getattr(torch, spec.observation_dtype)
         action_dtype = torch.float32 if spec.continuous else torch.int64
 
         def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
             if is_accelerator(device):
                 return torch.empty(shape, dtype=dtype, device=device)
-            return devices.host_empty(shape, dtype, pinned_for=pinned_for)
+            allocate = devices.shared_empty if shared else devices.host_empty
+            return allocate(shape, dtype, pinned_for=pinned_for)
 
         self.spec = spec
         self.rollout_steps = rollout_steps
         self.num_envs = num_envs
-        self.observations = empty((rollout_steps + 1, num_envs, spec.observation_size))
-        self.actions = empty((rollout_steps, num_envs, *action_shape), action_dtype)
-        self.outcomes = empty((rollout_steps, 3, num_envs))
-        self.final_index = empty((0,), torch.int64)
-        self.final_observations = empty((0, spec.observation_size))
+        self.observations, self.actions, self.outcomes = tensors or (
+            empty((rollout_steps + 1, num_envs, spec.observation_size), observation_dtype),
+            empty((rollout_steps, num_envs, *action_shape), action_dtype),
+            empty((rollout_steps, 3, num_envs)),
+        )
+        self.final_index = torch.empty((0,), dtype=torch.int64, device=device)
+        self.final_observations = torch.empty((0, spec.observation_size), device=device)
+        self.valid_index: Tensor | None = None
         # Views of single rows, made once: indexing costs as much as a small kernel.
         self.observation_rows = self.observations.unbind(0)
         self.action_rows = self.actions.unbind(0)
@@ -92,6 +107,6 @@ class Rollout:
 
 def rollout_bytes(spec: NetworkSpec, *, rollout_steps: int, num_envs: int) -> int:
     """Bytes that one rollout holds, final observations (rarely many) left out."""
-    action_bytes = spec.action_size * FLOAT_BYTES if spec.continuous else _INDEX_BYTES
-    observations = (rollout_steps + 1) * num_envs * spec.observation_size * FLOAT_BYTES
+    action_bytes = spec.action_columns * (FLOAT_BYTES if spec.continuous else _INDEX_BYTES)
+    observations = (rollout_steps + 1) * num_envs * spec.observation_bytes
     return observations + rollout_steps * num_envs * (action_bytes + 3 * FLOAT_BYTES)

@@ -20,13 +20,16 @@ from autoplace.workload import Hyperparameters, minibatch_sizes
 ADAM_EPS = 1e-5  # as in the original PPO code; Adam's default of 1e-8 learns less stably
 
 
+_KL = 3  # place of the KL divergence among the metrics
+
+
 class NonFiniteUpdateError(RunError):
     """A loss or gradient that became NaN or infinite, found before the weights are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """Means over the minibatches of the last epoch: where the update ended up.
+    """Means over the minibatches of the last epoch that ran: where the update ended up.
 
     Attributes:
         policy_loss: clipped surrogate, to be minimised.
@@ -93,20 +96,23 @@ class Updater:
             measure: whether its loss terms are added to the metrics.
         """
         hyper, network = self.hyperparameters, self.network
-        rows = batch.rows.index_select(0, index)
-        observations, actions, old_log_probs, advantages, returns = batch.split(rows)
+        heads = network.spec.action_heads
+        observations, actions, old_log_probs, advantages, returns = batch.gather(index)
+        old_values = returns - advantages if hyper.value_clip is not None else None
         if hyper.normalize_advantages:
             advantages = standardize(advantages)
-        outputs = network.policy(observations)
-        entropy = mean_entropy(outputs, network.log_std) if hyper.entropy_coef else None
+        outputs, values = network.both(observations)
+        entropy = mean_entropy(outputs, network.log_std, heads) if hyper.entropy_coef else None
         loss = ppo_loss(
-            log_prob(outputs, network.log_std, actions),
+            log_prob(outputs, network.log_std, actions, heads),
             old_log_probs,
             advantages,
-            network.value(observations),
+            values,
             returns,
             entropy,
+            old_values,
             clip_range=hyper.clip_range,
+            value_clip=hyper.value_clip,
             value_coef=hyper.value_coef,
             entropy_coef=hyper.entropy_coef,
         )
@@ -118,7 +124,7 @@ class Updater:
         if measure:
             with torch.no_grad():
                 if entropy is None:
-                    entropy = mean_entropy(outputs, network.log_std)
+                    entropy = mean_entropy(outputs, network.log_std, heads)
                 kl = approximate_kl(loss.ratio, loss.log_ratio)
                 clipped = clip_fraction(loss.ratio, hyper.clip_range)
                 self._metrics += torch.stack((loss.policy, loss.value, entropy, kl, clipped, norm))
@@ -138,15 +144,29 @@ class Updater:
             NonFiniteUpdateError: a loss or a gradient was NaN or infinite. The network's weights
                 are spoilt then and must not be used.
         """
-        sizes = list(self.sizes)
+        sizes = list(minibatch_sizes(batch.num_rows, self.minibatch_rows))
+        if batch.num_rows < len(permutations[0]):
+            permutations = [restrict(order, batch.num_rows) for order in permutations]
+        if batch.num_rows < 2:  # a rollout that was all resets: nothing to learn
+            sizes, permutations = [], []
         self.set_learning_rate(learning_rate)
         self._metrics.zero_()
+        target_kl = self.hyperparameters.target_kl
+        epochs = len(permutations)
         for epoch, permutation in enumerate(permutations):
-            measure = epoch == len(permutations) - 1
+            measure = target_kl is not None or epoch == len(permutations) - 1
             for index in torch.split(permutation, sizes):
                 self.minibatch_step(batch, index, measure=measure)
+            if target_kl is not None and epoch < epochs - 1:
+                # The one wait for the device in an epoch, and only where it was asked for.
+                if self._mean_kl(len(sizes)) > target_kl:
+                    epochs = epoch + 1
+                    break
+                self._metrics.zero_()
         # A NaN in any gradient stays in the weights, so their sum tells for all minibatches.
-        seen = torch.cat((self._metrics / len(sizes), self._flat.detach().sum().unsqueeze(0)))
+        seen = torch.cat(
+            (self._metrics / max(1, len(sizes)), self._flat.detach().sum().unsqueeze(0))
+        )
         policy, value, entropy, kl, clipped, norm, weights = seen.tolist()
         if not math.isfinite(weights) or not math.isfinite(policy + value + norm):
             raise NonFiniteUpdateError(
@@ -162,8 +182,12 @@ class Updater:
             clip_fraction=clipped,
             grad_norm=norm,
             learning_rate=learning_rate,
-            num_minibatches=len(sizes) * len(permutations),
+            num_minibatches=len(sizes) * epochs,
         )
+
+    def _mean_kl(self, num_minibatches: int) -> float:
+        """Of the epoch that the metrics hold."""
+        return float(self._metrics[_KL]) / num_minibatches
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use ``learning_rate`` from the next gradient step on."""
@@ -173,6 +197,12 @@ class Updater:
     def optimizer_state(self) -> dict[str, Tensor]:
         """Adam's moments and step count; empty before the first gradient step."""
         return dict(self._optimizer.state[self._flat])
+
+    def use_moments(self, first: Tensor, second: Tensor, step: int) -> None:
+        """Let Adam keep its moments in tensors of the caller's, after ``step`` gradient steps."""
+        fused = bool(self._optimizer.param_groups[0]["fused"])
+        count = torch.tensor(float(step), device=self._flat.device if fused else "cpu")
+        self.load_optimizer_state({"step": count, "exp_avg": first, "exp_avg_sq": second})
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of :meth:`optimizer_state`, from tensors on this network's device."""
@@ -190,3 +220,11 @@ def make_adam(parameter: torch.nn.Parameter, learning_rate: float) -> torch.opti
 def draw_permutations(num_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
     """Host int64 ``[epochs, num_rows]``: the order of rows in each epoch."""
     return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(epochs)])
+
+
+def restrict(permutation: Tensor, num_rows: int) -> Tensor:
+    """The order in which a longer permutation has the rows below ``num_rows``.
+
+    It is as random as the longer one, and draws need not know how many rows there will be.
+    """
+    return permutation[permutation < num_rows]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from autoplace.planner.explain import describe_placement, explain_plan
+from autoplace.planner.explain import describe_network, describe_placement, explain_plan
 from autoplace.planner.search import make_plan
 from autoplace.units import format_percent, format_rate, format_seconds
+from autoplace.workload import ImageSpec, NetworkSpec
 from tests.planner.test_search import ENV, workload
 from tests.synthetic import Truth, make_calibration
 
@@ -74,3 +77,13 @@ def test_a_placement_says_where_each_side_runs(plan) -> None:
     assert "learning on cuda:0, chunks of" in describe_placement(by_scheme["hybrid"])
     assert "sampling on cuda:0" in describe_placement(by_scheme["gpu"])
     assert "CPU thread" in describe_placement(by_scheme["cpu"])
+
+
+def test_a_network_is_told_in_a_few_words() -> None:
+    plain = NetworkSpec(observation_size=4, hidden_sizes=(64, 32), action_size=2)
+    assert describe_network(plain) == "hidden 64,32"
+    image = ImageSpec(key="", height=10, width=10, channels=1)
+    small = NetworkSpec(observation_size=100, hidden_sizes=(), action_size=2, images=(image,))
+    assert describe_network(small) == "small CNN shared, hidden none"
+    own = dataclasses.replace(plain, factory="net.py:make", factory_parameters=1234)
+    assert describe_network(own) == "network net.py:make (1,234 parameters)"

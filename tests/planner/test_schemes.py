@@ -24,7 +24,7 @@ AXES = Axes(
     learn_threads=(1, 2),
     minibatch_rows=(64,),
     transfer_intervals=(100, 30),
-    env_backends=("sync",),
+    env_backends=(("sync", 0),),
 )
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 

@@ -81,3 +81,30 @@ def test_kl_estimate_and_clip_fraction_of_known_ratios():
     expected = ((1 - math.log(2)) + (-0.1 - math.log(0.9)) + (-0.3 - math.log(0.7))) / 4
     assert approximate_kl(ratio, ratio.log()).item() == pytest.approx(expected, rel=1e-5)
     assert clip_fraction(ratio, 0.2).item() == pytest.approx(0.5)  # 2.0 and 0.7
+
+
+@pytest.mark.parametrize(
+    ("value", "loss"),
+    [
+        (1.1, 0.81),  # moved by 0.1: not clipped, (1.1 - 2)^2
+        (1.5, 0.64),  # moved by 0.5 towards the return: as if it had moved by 0.2, (1.2 - 2)^2
+        (0.5, 2.25),  # moved away from the return: not clipped, so it can be mended
+        (3.5, 2.25),  # moved past the return: (3.5 - 2)^2 is worse than (1.2 - 2)^2
+    ],
+)
+def test_the_clipped_value_loss_worked_by_hand(value, loss):
+    # The value that acted is 1, the return 2, the clip 0.2.
+    got = ppo_loss(
+        torch.zeros(1),
+        torch.zeros(1),
+        torch.ones(1),
+        torch.tensor([value]),
+        torch.tensor([2.0]),
+        None,
+        torch.tensor([1.0]),
+        clip_range=0.2,
+        value_coef=0.5,
+        entropy_coef=0.0,
+        value_clip=0.2,
+    )
+    assert got.value.item() == pytest.approx(loss)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -189,3 +190,98 @@ def test_the_bytes_of_a_rollout_are_those_it_holds():
         held = (rollout.observations, rollout.actions, rollout.outcomes)
         expected = sum(tensor.numel() * tensor.element_size() for tensor in held)
         assert rollout_bytes(spec, rollout_steps=5, num_envs=2) == expected
+
+
+def test_value_clipping_compares_with_the_values_that_acted():
+    network, rollout, hyper = sampled(normalize_advantages=False, value_clip=0.1)
+    batch = make_batch(network, rollout, hyper)
+    values = network.value(rollout.observations[:-1].view(-1, 3))
+    *_, advantages, returns = batch.split(batch.rows)
+    torch.testing.assert_close(
+        returns - advantages, network.value(batch.gather(torch.arange(64))[0]), atol=1e-6, rtol=1e-5
+    )
+    assert values.shape == (64,)
+    # Nothing has moved yet, so the first gradient step is that without clipping.
+    plain = network.over(network.flat.clone())
+    Updater(network, hyper, minibatch_rows=64).minibatch_step(batch, torch.arange(64))
+    without = dataclasses.replace(hyper, value_clip=None)
+    Updater(plain, without, minibatch_rows=64).minibatch_step(batch, torch.arange(64))
+    torch.testing.assert_close(network.flat, plain.flat)
+
+
+@pytest.mark.parametrize(
+    ("kls", "target", "epochs", "reads"),
+    [
+        ([0.01, 0.02, 0.03], None, 3, 0),
+        ([0.01, 0.02, 0.03], 0.05, 3, 2),  # after the last epoch there is nothing to stop
+        ([0.01, 0.02, 0.03], 0.015, 2, 2),
+        ([0.04, 0.02, 0.03], 0.03, 1, 1),
+        ([0.03, 0.02, 0.01], 0.03, 3, 2),  # exactly on target is not beyond it
+    ],
+)
+def test_an_update_ends_with_the_first_epoch_beyond_the_target_kl(kls, target, epochs, reads):
+    network, rollout, hyper = sampled(target_kl=target)
+    updater = Updater(network, hyper, minibatch_rows=16)
+    asked = []
+
+    def mean_kl(num_minibatches):
+        assert num_minibatches == 4
+        asked.append(kls[len(asked)])
+        return asked[-1]
+
+    updater._mean_kl = mean_kl
+    batch = make_batch(network, rollout, hyper)
+    stats = updater.update(batch, orders(hyper), learning_rate=1e-3, iteration=1)
+    assert stats.num_minibatches == 4 * epochs
+    assert len(asked) == reads  # of the device: at most one an epoch, none unless asked for
+
+
+def test_the_kl_that_stops_is_the_mean_over_the_minibatches_of_an_epoch():
+    network, rollout, hyper = sampled(target_kl=1e-12)
+    updater = Updater(network, hyper, minibatch_rows=16)
+    batch = make_batch(network, rollout, hyper)
+    stats = updater.update(batch, orders(hyper), learning_rate=1e-2, iteration=1)
+    assert stats.num_minibatches == 4 and stats.approx_kl > 1e-12
+    assert updater._mean_kl(4) == pytest.approx(stats.approx_kl, rel=1e-5)
+
+
+def test_clipped_rewards_are_learned_from_by_their_sign_only():
+    network, rollout, hyper = sampled(clip_rewards=True, normalize_observations=False)
+    rollout.rewards.copy_(torch.tensor([-7.0, 0.0, 0.5, 99.0]).expand(16, 4))
+    clipped = make_batch(network, rollout, hyper).rows
+    rollout.rewards.copy_(torch.tensor([-1.0, 0.0, 1.0, 1.0]).expand(16, 4))
+    unclipped = make_batch(network, rollout, dataclasses.replace(hyper, clip_rewards=None)).rows
+    assert torch.equal(clipped, unclipped)
+
+
+@pytest.mark.parametrize("heads", [(2, 3), (2, 2)])
+def test_a_batch_of_several_heads_keeps_every_choice_and_has_ratio_one(heads):
+    spec = NetworkSpec(
+        observation_size=3, hidden_sizes=(8,), action_size=sum(heads), action_heads=heads
+    )
+    hyper = Hyperparameters(num_envs=4, rollout_steps=16, epochs=2, entropy_coef=0.01)
+    network = ActorCritic(spec, seed=0)
+    rollout = Rollout(spec, rollout_steps=16, num_envs=4)
+    generator = torch.Generator().manual_seed(0)
+    noise = draw_noise((16, 4, sum(heads)), continuous=False, generator=generator)
+    step = PolicyStep(network)
+    for t in range(16):
+        actions = step(torch.randn(4, 3, generator=generator), noise[t], rollout, t)
+        assert actions.shape == (4, 2)
+    rollout.observation_rows[-1].zero_()
+    rollout.outcomes.normal_(generator=generator)
+    rollout.outcomes[:, 1:] = 0.0
+    batch = make_batch(network, rollout, hyper)
+    observations, actions, log_probs, _, _ = batch.gather(torch.tensor([5, 63]))
+    assert torch.equal(actions[0], rollout.actions[1, 1])
+    now = log_prob(network.policy(observations), None, actions, heads)
+    torch.testing.assert_close(now, log_probs, atol=1e-6, rtol=0)
+    before = network.flat.clone()
+    stats = Updater(network, hyper, minibatch_rows=16).update(
+        batch, orders(hyper), learning_rate=1e-3, iteration=1
+    )
+    assert stats.entropy == pytest.approx(sum(math.log(k) for k in heads), abs=0.01)
+    assert not torch.equal(network.flat, before)
+    held = (rollout.observations, rollout.actions, rollout.outcomes)
+    expected = sum(tensor.numel() * tensor.element_size() for tensor in held)
+    assert rollout_bytes(spec, rollout_steps=16, num_envs=4) == expected
