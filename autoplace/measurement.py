@@ -26,6 +26,7 @@ OPS = (
     "dispatch",  # host time to issue one tiny operation, without waiting
     "launch",  # one tiny operation, issued and waited for
     "copy",  # bytes between host and device
+    "handoff",  # a small message to another thread of control and its answer
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
     "obs_to_device",  # one vector step's observations leave for the device

@@ -247,6 +247,7 @@ class Parts:
 
 
 # Operations that the eager engine issues, counted from its code: (fixed, per hidden layer).
+_HANDOFF_OPS = 40
 _POLICY_OPS = (8, 2)
 _UPDATE_OPS = (70, 20)
 _GAE_OPS = (50, 8, 4)  # and per round of the scan
@@ -288,6 +289,9 @@ def physics(primitives: Primitives, task: Task) -> Parts:
             return Parts((ops * dispatch_s,), (ops * launch_s, *work))
         return Parts((ops * dispatch_s, *work))
 
+    if task.op == "handoff":
+        # Pickling, two writes, two reads and a wake-up on either side, where it was never timed.
+        return Parts((_HANDOFF_OPS * dispatch_s,))
     if task.op in ("dispatch", "launch"):
         source = primitives.dispatch_s if task.op == "dispatch" else primitives.launch_s
         return Parts((source.get(device, dispatch_s),))

@@ -89,6 +89,12 @@ class ChildProcess:
         self._process.join()
 
 
+def echo(inbound: Any, outbound: Any) -> None:  # noqa: ANN401 - channels of any clock
+    """Send back what arrives, until that is ``None``."""
+    while (item := inbound.get()) is not None:
+        outbound.put(item)
+
+
 def describe_exit(code: int | None) -> str:
     """An exit code in words."""
     if code is None:

@@ -29,6 +29,7 @@ class Truth:
     cpu_flops: float = 4e10
     cpu_bytes: float = 1e10
     thread_efficiency: float = 0.8
+    handoff_s: float = 1e-4
     gpu: bool = False
     gpu_dispatch_s: float = 6e-6
     gpu_launch_s: float = 4e-6
@@ -54,6 +55,8 @@ class Truth:
             host = len(works) * self.gpu_dispatch_s
             return max(host, sum(self.gpu_launch_s + work for work in works)) + self.gpu_launch_s
 
+        if task.op == "handoff":
+            return self.handoff_s
         if task.op == "dispatch":
             return self.cpu_op_s if on_cpu else self.gpu_dispatch_s
         if task.op == "launch":

@@ -127,6 +127,8 @@ def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task
     steps = QUICK_STEPS if quick else STEPS
     yield Task(op="dispatch", device=on)
     yield Task(op="launch", device=on)
+    if on == CPU and max(threads) > 1:
+        yield Task(op="handoff")
     for count in counts:
         for size in squares[:4]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))

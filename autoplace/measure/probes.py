@@ -21,12 +21,14 @@ from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import Updater
+from autoplace.processes import echo
 from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
 
 _SEED = 0
 _ROLLOUT_STEPS = 64  # rows that a policy probe cycles through
 # Steps that are queued before the device is waited for, as in the trainer's update.
 _QUEUED_UPDATES = 8
+_ECHO_TIMEOUT_S = 60.0  # within which another process has started and answered
 
 
 def build_probe(task: Task) -> Probe:
@@ -110,6 +112,21 @@ def _copy(task: Task) -> Probe:
             lambda: target.copy_(source, non_blocking=True), task.device, wait_each=True
         ),
     )
+
+
+def _handoff(task: Task) -> Probe:
+    there, back = device.message_channel(), device.message_channel()
+    partner = device.spawn(echo, there, back, name="autoplace echo")
+
+    def call() -> None:
+        there.put(1)
+        back.get(timeout=_ECHO_TIMEOUT_S)
+
+    def close() -> None:
+        there.put(None)
+        partner.join(_ECHO_TIMEOUT_S)
+
+    return Probe(tasks=(task,), sample=timed_calls(call, task.device), close=close)
 
 
 def _network(spec: NetworkSpec, on: str) -> ActorCritic:
@@ -271,6 +288,7 @@ BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "activation": _activation,
     "dispatch": _dispatch,
     "launch": _launch,
+    "handoff": _handoff,
     "copy": _copy,
     "policy_step": _policy_step,
     "gae": _gae,

@@ -111,6 +111,7 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
         minibatch_rows=axes.minibatch_rows,
         transfer_intervals=one("transfer_interval_steps", axes.transfer_intervals),
         env_backends=backends,
+        usable_cpus=axes.usable_cpus,
         engines=axes.engines,
     )
 

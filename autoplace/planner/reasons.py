@@ -15,9 +15,7 @@ def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -
     """Settings that differ from the user's and may change what is learned."""
     changes = []
     if scheme.policy_lag:
-        changes.append(
-            f"{scheme.name} samples with a policy that is {scheme.policy_lag} iteration(s) old"
-        )
+        changes.append(f"{scheme.name} samples with a policy one iteration old")
     if placement.num_envs != workload.hyperparameters.num_envs:
         changes.append(
             f"num_envs {placement.num_envs} instead of {workload.hyperparameters.num_envs}"
@@ -31,15 +29,24 @@ def missing_schemes(
     rejected: Sequence[Candidate],
     workload: Workload,
     devices: Sequence[str],
+    max_policy_lag: int,
+    usable_cpus: int,
 ) -> list[Candidate]:
     """A rejected candidate for each scheme that had no placement at all, with the reason."""
     seen = {*costed, *(c.scheme for c in rejected)}
     hyper = workload.hyperparameters
-    reason = (
-        "no accelerator was calibrated on this machine"
-        if len(devices) < 2
-        else "no placement has the values that were given"
-    )
+
+    def reason(scheme: Scheme) -> str:
+        if scheme.policy_lag > max_policy_lag:
+            return (
+                f"its policy lag of {scheme.policy_lag} is above --max-policy-lag {max_policy_lag}"
+            )
+        if scheme.policy_lag and usable_cpus < 2:
+            return "sampling and learning at once need two usable CPUs"
+        if not scheme.policy_lag and len(devices) < 2:
+            return "no accelerator was calibrated on this machine"
+        return "no placement has the values that were given"
+
     return [
         Candidate(
             scheme=scheme.name,
@@ -51,7 +58,7 @@ def missing_schemes(
                 minibatch_rows=hyper.minibatch_rows or min(MINIBATCH_EFFICIENCY),
                 num_envs=hyper.num_envs,
             ),
-            rejected_because=reason,
+            rejected_because=reason(scheme),
         )
         for scheme in schemes
         if scheme.name not in seen

@@ -70,6 +70,7 @@ class Axes:
         minibatch_rows: the declared choices, or the user's one.
         transfer_intervals: vector steps per chunk.
         env_backends: (vector backend, worker processes) with a measured step time.
+        usable_cpus: cores that samplers and learners at work together may share out.
         engines: ways to execute the trainer's steps that have timings.
     """
 
@@ -79,6 +80,7 @@ class Axes:
     minibatch_rows: tuple[int, ...]
     transfer_intervals: tuple[int, ...]
     env_backends: tuple[tuple[str, int], ...]
+    usable_cpus: int = 1
     engines: tuple[str, ...] = ("eager",)
 
 
@@ -420,8 +422,102 @@ def _gpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) 
     )
 
 
+# --------------------------------------------------------------------------------------------------
+# double-buffer: one rollout is sampled on the CPU while the other is learned from
+
+
+def _double_buffer_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
+    """Every core works for one side only: threads of both, and workers, fit into the CPUs."""
+    learners = [("cpu", threads) for threads in axes.learn_threads]
+    learners += [(accelerator, 1) for accelerator in axes.accelerators]
+    for device, learn_threads in learners:
+        for backend, workers in axes.env_backends:
+            for engine in axes.engines:
+                for sample_threads in axes.sample_threads:
+                    if max(sample_threads, workers) + learn_threads > axes.usable_cpus:
+                        continue
+                    for rows in axes.minibatch_rows:
+                        yield Placement(
+                            device=device,
+                            sample_device="cpu",
+                            learn_device=device,
+                            transfer_interval_steps=steps,
+                            minibatch_rows=rows,
+                            num_envs=num_envs,
+                            env_backend=backend,
+                            num_workers=workers,
+                            sample_threads=sample_threads,
+                            learn_threads=learn_threads,
+                            engine=engine,
+                        )
+
+
+def _double_buffer_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
+    hyper = workload.hyperparameters
+    rows = hyper.rollout_steps * placement.num_envs
+    # Weights and both moments of Adam are taken over, the order of minibatches is handed over.
+    numbers = 3 * workload.network.num_parameters + 2 * hyper.epochs * rows
+    copied = Task(op="elementwise", threads=placement.sample_threads, shape=(numbers,))
+    handoff = Work(
+        name="handoff",
+        lane="sampler",
+        calls=1,
+        parts=((Task(op="handoff"), 1.0), (copied, 1.0)),
+    )
+    works = [
+        _per_step("policy_step", workload, placement),
+        _env_step(workload, placement),
+        handoff,
+        _gae(workload, placement),
+        _update(workload, placement),
+    ]
+    device = placement.learn_device
+    if device != "cpu":
+        copies = tuple(
+            (_copy(device, "h2d", nbytes * rows), 1.0)
+            for nbytes in (*rollout_bytes_per_row(workload).values(), 8 * hyper.epochs)
+        )
+        state = FLOAT_BYTES * 3 * workload.network.num_parameters
+        works += [
+            Work(name="rollout_to_device", lane="learner", calls=1, parts=copies),
+            Work(
+                name="weights_to_host",
+                lane="learner",
+                calls=1,
+                parts=((_copy(device, "d2h", state), 1.0),),
+            ),
+        ]
+    return tuple(works)
+
+
+def _double_buffer_layout(
+    seconds: Mapping[Key, float], placement: Placement, steps: int
+) -> tuple[Span, ...]:
+    """Both sides start together, the faster one waits, and then they hand over."""
+    sampling = _interleaved(seconds, ["policy_step", "env_step"], steps)
+    order = ("rollout_to_device", "gae", "update", "weights_to_host")
+    keys = [(name, "learner") for name in order if (name, "learner") in seconds]
+    learning = _in_sequence(seconds, keys, 0.0)
+    sampled_s, learned_s = _total(sampling), _total(learning)
+    met_s, handoff_s = max(sampled_s, learned_s), seconds["handoff", "sampler"]
+    return (
+        *sampling,
+        *_wait("sampler", sampled_s, met_s - sampled_s),
+        Span(name="handoff", lane="sampler", start_s=met_s, total_s=handoff_s),
+        *learning,
+        *_wait("learner", learned_s, met_s + handoff_s - learned_s),
+    )
+
+
 SCHEMES: tuple[Scheme, ...] = (
     Scheme(name="cpu", placements=_cpu_placements, work=_cpu_work, layout=_cpu_layout),
     Scheme(name="hybrid", placements=_hybrid_placements, work=_hybrid_work, layout=_hybrid_layout),
     Scheme(name="gpu", placements=_gpu_placements, work=_gpu_work, layout=_gpu_layout),
+    Scheme(
+        name="double-buffer",
+        placements=_double_buffer_placements,
+        work=_double_buffer_work,
+        layout=_double_buffer_layout,
+        policy_lag=1,
+    ),
 )

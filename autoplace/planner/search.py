@@ -98,7 +98,17 @@ def make_plan(
         is_close = search.is_tie(best, runner_up)
     shown = _best_per_scheme_first(costed)
     names = {c.scheme.name for c in costed}
-    rejected.extend(missing_schemes(schemes, names, rejected, workload, model.devices))
+    rejected.extend(
+        missing_schemes(
+            schemes,
+            names,
+            rejected,
+            workload,
+            model.devices,
+            max_policy_lag,
+            calibration.machine.usable_cpus,
+        )
+    )
     flips: tuple[Flip, ...] = ()
     if scheme == "auto" and len(model.devices) > 1:
         flips = find_flips(workload, best.scheme.name, best.placement, search.winner)
@@ -175,6 +185,7 @@ class _Search:
             minibatch_rows=minibatch_choices(hyper.rollout_rows, hyper.minibatch_rows),
             transfer_intervals=transfer_intervals(hyper.rollout_steps),
             env_backends=backends,
+            usable_cpus=self._calibration.machine.usable_cpus,
         )
         return narrowed(axes, self._given, hyper.rollout_steps)
 

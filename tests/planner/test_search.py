@@ -49,12 +49,14 @@ def laptop() -> Calibration:
 
 
 def test_a_small_network_stays_on_the_cpu(desktop: Calibration) -> None:
-    assert make_plan(desktop, workload(hidden_sizes=(32, 32), minibatch_rows=64)).scheme == "cpu"
+    small = workload(hidden_sizes=(32, 32), minibatch_rows=64)
+    assert make_plan(desktop, small, max_policy_lag=0).scheme == "cpu"
+    assert make_plan(desktop, small).placement.learn_device == "cpu"
 
 
 def test_a_wide_network_learns_on_the_accelerator(desktop: Calibration) -> None:
     plan = make_plan(desktop, workload(hidden_sizes=(512, 512), minibatch_rows=512))
-    assert plan.scheme in ("hybrid", "gpu")
+    assert plan.scheme in ("hybrid", "gpu", "double-buffer")
     assert plan.placement.learn_device == GPU
 
 
@@ -64,13 +66,16 @@ def test_one_env_with_a_wide_network_samples_where_a_round_trip_is_not_paid() ->
     plan = make_plan(
         slow_link,
         workload(hidden_sizes=(256, 256), num_envs=1, rollout_steps=2048, minibatch_rows=512),
+        max_policy_lag=0,
     )
     assert plan.scheme == "hybrid"
 
 
 def test_without_an_accelerator_the_threads_are_what_is_chosen(laptop: Calibration) -> None:
-    small = make_plan(laptop, workload(hidden_sizes=(16, 16), minibatch_rows=64))
-    large = make_plan(laptop, workload(hidden_sizes=(512, 512), minibatch_rows=512))
+    small = make_plan(laptop, workload(hidden_sizes=(16, 16), minibatch_rows=64), max_policy_lag=0)
+    large = make_plan(
+        laptop, workload(hidden_sizes=(512, 512), minibatch_rows=512), max_policy_lag=0
+    )
     assert small.scheme == large.scheme == "cpu"
     assert large.placement.learn_threads == 2
     rejected = {c.scheme: c.rejected_because for c in small.candidates if c.rejected_because}
@@ -148,17 +153,19 @@ def test_a_wide_margin_is_no_tie_and_equal_candidates_are(desktop: Calibration) 
 
 
 def test_flips_hold_when_they_are_tried(desktop: Calibration) -> None:
-    plan = make_plan(desktop, workload(hidden_sizes=(64, 64), minibatch_rows=64))
+    plan = make_plan(desktop, workload(hidden_sizes=(64, 64), minibatch_rows=64), max_policy_lag=0)
     assert plan.scheme == "cpu"
     flips = {flip.parameter: flip for flip in plan.flips}
     assert "hidden_sizes" in flips
     flip = flips["hidden_sizes"]
     assert flip.scheme_from == "cpu"
     width = round(flip.to_value * 1.05)
-    there = make_plan(desktop, plan.workload.replace(hidden_sizes=(width, width)))
+    there = make_plan(desktop, plan.workload.replace(hidden_sizes=(width, width)), max_policy_lag=0)
     assert there.scheme == flip.scheme_to
     width = round(flip.to_value * 0.85)
-    before = make_plan(desktop, plan.workload.replace(hidden_sizes=(width, width)))
+    before = make_plan(
+        desktop, plan.workload.replace(hidden_sizes=(width, width)), max_policy_lag=0
+    )
     assert before.scheme == "cpu"
 
 
@@ -186,7 +193,11 @@ def test_memory_that_is_not_there_rejects_with_the_figure(desktop: Calibration) 
 @pytest.mark.parametrize(
     ("kwargs", "hyper", "message"),
     [
-        ({"scheme": "magic"}, {}, "--scheme is auto or one of cpu, hybrid, gpu, got 'magic'"),
+        (
+            {"scheme": "magic"},
+            {},
+            "--scheme is auto or one of cpu, hybrid, gpu, double-buffer, got 'magic'",
+        ),
         ({"placement": {"device": "cuda:7"}}, {}, "--device is one that was calibrated"),
         ({"placement": {"device": "tpu"}}, {}, "a device is cpu, cuda"),
         ({"placement": {"transfer_interval_steps": 0}}, {}, "--transfer-interval is between 1 and"),
@@ -248,3 +259,31 @@ def test_of_equally_fast_minibatches_the_smaller_is_taken() -> None:
     # An environment so slow that learning does not matter
     calibration = make_calibration(Truth(), env=ENV, env_step_s=0.1)
     assert make_plan(calibration, workload()).placement.minibatch_rows == min(MINIBATCH_EFFICIENCY)
+
+
+def test_overlap_takes_as_long_as_its_slower_side_and_is_priced_in_policy_lag() -> None:
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=1e-4)
+    plan = make_plan(calibration, workload(minibatch_rows=256), scheme="double-buffer")
+    stages = {(s.name, s.lane): s.total_s for s in plan.chosen.stages}
+    sampling = stages["policy_step", "sampler"] + stages["env_step", "sampler"]
+    learning = stages["gae", "learner"] + stages["update", "learner"]
+    assert plan.chosen.iteration_s == pytest.approx(
+        max(sampling, learning) + stages["handoff", "sampler"]
+    )
+    assert plan.changes_learning == ("double-buffer samples with a policy one iteration old",)
+    assert plan.placement.sample_threads + plan.placement.learn_threads <= 2
+    assert make_plan(calibration, workload(), max_policy_lag=0).scheme == "cpu"
+
+
+def test_overlap_needs_a_second_core() -> None:
+    calibration = make_calibration(Truth(), env=ENV, usable_cpus=1)
+    plan = make_plan(calibration, workload())
+    assert plan.scheme == "cpu"
+    reasons = {c.scheme: c.rejected_because for c in plan.candidates}
+    assert reasons["double-buffer"] == "sampling and learning at once need two usable CPUs"
+
+
+def test_a_lag_that_is_forbidden_is_the_reason_given(laptop: Calibration) -> None:
+    plan = make_plan(laptop, workload(), max_policy_lag=0)
+    reasons = {c.scheme: c.rejected_because for c in plan.candidates}
+    assert reasons["double-buffer"] == "its policy lag of 1 is above --max-policy-lag 0"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from autoplace import device as devices
 from autoplace.device import now
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
@@ -36,6 +37,7 @@ class DoubleBufferScheme:
     def __init__(self, setup: Setup) -> None:
         hyper, placement = setup.hyperparameters, setup.placement
         self._timer = setup.timer
+        self._threads = placement.sample_threads
         rollouts = tuple(
             Rollout(
                 setup.network.spec,
@@ -67,9 +69,10 @@ class DoubleBufferScheme:
         """Hand the rollout over once the learner has finished the one before, and return that."""
         update = self.drain()
         start_s = now()
-        self.learner.hand_over(
-            self._buffer, permutations, learning_rate=learning_rate, iteration=iteration
-        )
+        with devices.torch_threads(self._threads):
+            self.learner.hand_over(
+                self._buffer, permutations, learning_rate=learning_rate, iteration=iteration
+            )
         self._buffer = 1 - self._buffer
         self._timer.add("handoff", "sampler", now() - start_s)
         if update is None:
@@ -86,7 +89,8 @@ class DoubleBufferScheme:
             return None
         start_s = now()
         assert answer.update is not None and answer.stage_s is not None
-        self.learner.take_state(answer.update)
+        with devices.torch_threads(self._threads):
+            self.learner.take_state(answer.update)
         for (name, lane), seconds in answer.stage_s.items():
             self._timer.add(name, lane, seconds)
         self._timer.add("handoff", "sampler", now() - start_s)
