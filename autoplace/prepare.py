@@ -73,7 +73,8 @@ def prepare_calibration(
 
     stored, reason = store.stored_calibration(detect_machine(accelerators=False))
     if stored is None:
-        say(f"{reason}: making a quick one now (autoplace calibrate makes a better one)")
+        problem = str(reason).partition(": run autoplace calibrate")[0]
+        say(f"{problem}: making a quick one now (autoplace calibrate makes a better one)")
         stored = _quick_calibration(progress)
         _try_to_keep(stored, say)
     missing = _missing_steps(stored, workload)
