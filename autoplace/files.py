@@ -3,7 +3,7 @@
 What is written replaces what was there in one step: a temporary file in the same folder, forced to
 the disk, then renamed. Whoever reads sees the old content or the new; an interruption, a full disk
 or a kill leaves the old. Text is UTF-8 whatever the locale; a byte-order mark and Windows line ends
-are accepted.
+are accepted. A user's own Python files are run from here too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -295,3 +296,14 @@ def _lock(file: int) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def load_module(path: Path, prefix: str) -> types.ModuleType:
+    """Run a Python file of the user's and return it as a module; its own errors go through."""
+    name = f"{prefix}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    spec.loader.exec_module(module)
+    return module

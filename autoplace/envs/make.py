@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import gymnasium as gym
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from autoplace.errors import AutoplaceError, EnvError
+from autoplace.files import load_module
 from autoplace.workload import EnvSpec
 
 Env = gym.Env[Any, Any]
@@ -102,13 +101,7 @@ def is_wrapped_atari(env: Env) -> bool:
 def _load_function(path: Path, function: str) -> Callable[..., Any]:
     if not path.is_file():
         raise EnvError(f"there is no file {path}: name one as path/to/file.py:make_env")
-    name = f"autoplace_env_{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
-    module_spec.loader.exec_module(module)
-    found = getattr(module, function, None)
+    found = getattr(load_module(path, "autoplace_env"), function, None)
     if not callable(found):
         raise EnvError(f"{path} has no function {function!r}: define it, or name another")
     return found  # type: ignore[no-any-return]

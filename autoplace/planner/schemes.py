@@ -16,9 +16,11 @@ c           seconds that the link needs for one chunk
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
@@ -101,6 +103,41 @@ class Scheme:
     work: Callable[[Workload, Placement], tuple[Work, ...]]
     layout: Callable[[Mapping[Key, float], Placement, int], tuple[Span, ...]]
     policy_lag: int = 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Placements
+
+
+class _Sides(NamedTuple):
+    """Where each side of an iteration runs, with how many threads of the CPU."""
+
+    sample_device: str
+    learn_device: str
+    sample_threads: int = 1
+    learn_threads: int = 1
+
+
+def _placements(
+    axes: Axes, num_envs: int, sides: Sequence[_Sides], intervals: Sequence[int]
+) -> Iterator[Placement]:
+    """Every combination of sides and chunk lengths with the values that any scheme may take."""
+    for (backend, workers), engine, where, rows, interval in itertools.product(
+        axes.env_backends, axes.engines, sides, axes.minibatch_rows, intervals
+    ):
+        yield Placement(
+            device=where.learn_device,
+            sample_device=where.sample_device,
+            learn_device=where.learn_device,
+            transfer_interval_steps=interval,
+            minibatch_rows=rows,
+            num_envs=num_envs,
+            env_backend=backend,
+            num_workers=workers,
+            sample_threads=where.sample_threads,
+            learn_threads=where.learn_threads,
+            engine=engine,
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -208,29 +245,26 @@ def _wait(lane: str, start_s: float, total_s: float) -> list[Span]:
     return [Span(name="wait", lane=lane, start_s=start_s, total_s=total_s)] if total_s > 0 else []
 
 
+def _then_learning(seconds: Mapping[Key, float], sampling: list[Span]) -> tuple[Span, ...]:
+    """Learning starts when sampling has ended; each side waits for the other."""
+    sampled_s = _total(sampling)
+    learning = _in_sequence(seconds, [("gae", "learner"), ("update", "learner")], sampled_s)
+    return (
+        *sampling,
+        *_wait("sampler", sampled_s, _total(learning)),
+        *_wait("learner", 0.0, sampled_s),
+        *learning,
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # cpu: everything on the CPU, one thing at a time
 
 
 def _cpu_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
-    for backend, workers in axes.env_backends:
-        for engine in axes.engines:
-            for sample_threads in axes.sample_threads:
-                for learn_threads in axes.learn_threads:
-                    for rows in axes.minibatch_rows:
-                        yield Placement(
-                            device="cpu",
-                            sample_device="cpu",
-                            learn_device="cpu",
-                            transfer_interval_steps=steps,
-                            minibatch_rows=rows,
-                            num_envs=num_envs,
-                            env_backend=backend,
-                            num_workers=workers,
-                            sample_threads=sample_threads,
-                            learn_threads=learn_threads,
-                            engine=engine,
-                        )
+    pairs = itertools.product(axes.sample_threads, axes.learn_threads)
+    sides = [_Sides("cpu", "cpu", *threads) for threads in pairs]
+    return _placements(axes, num_envs, sides, (steps,))
 
 
 def _cpu_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
@@ -244,14 +278,7 @@ def _cpu_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
 
 def _cpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
     sampling = _interleaved(seconds, ["policy_step", "env_step"], steps)
-    sampled_s = _total(sampling)
-    learning = _in_sequence(seconds, [("gae", "learner"), ("update", "learner")], sampled_s)
-    return (
-        *sampling,
-        *_wait("sampler", sampled_s, _total(learning)),
-        *_wait("learner", 0.0, sampled_s),
-        *learning,
-    )
+    return _then_learning(seconds, sampling)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,24 +286,9 @@ def _cpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) 
 
 
 def _hybrid_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
-    for accelerator in axes.accelerators:
-        for backend, workers in axes.env_backends:
-            for engine in axes.engines:
-                for threads in axes.sample_threads:
-                    for rows in axes.minibatch_rows:
-                        for interval in axes.transfer_intervals:
-                            yield Placement(
-                                device=accelerator,
-                                sample_device="cpu",
-                                learn_device=accelerator,
-                                transfer_interval_steps=interval,
-                                minibatch_rows=rows,
-                                num_envs=num_envs,
-                                env_backend=backend,
-                                num_workers=workers,
-                                sample_threads=threads,
-                                engine=engine,
-                            )
+    pairs = itertools.product(axes.accelerators, axes.sample_threads)
+    sides = [_Sides("cpu", accelerator, threads) for accelerator, threads in pairs]
+    return _placements(axes, num_envs, sides, axes.transfer_intervals)
 
 
 def _hybrid_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
@@ -369,21 +381,8 @@ def _hybrid_layout(
 
 
 def _gpu_placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
-    for accelerator in axes.accelerators:
-        for backend, workers in axes.env_backends:
-            for engine in axes.engines:
-                for rows in axes.minibatch_rows:
-                    yield Placement(
-                        device=accelerator,
-                        sample_device=accelerator,
-                        learn_device=accelerator,
-                        transfer_interval_steps=steps,
-                        minibatch_rows=rows,
-                        num_envs=num_envs,
-                        env_backend=backend,
-                        num_workers=workers,
-                        engine=engine,
-                    )
+    sides = [_Sides(accelerator, accelerator) for accelerator in axes.accelerators]
+    return _placements(axes, num_envs, sides, (steps,))
 
 
 def _gpu_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
@@ -412,14 +411,7 @@ def _gpu_layout(seconds: Mapping[Key, float], placement: Placement, steps: int) 
         seconds, ["obs_to_device", "policy_step", "action_to_host", "env_step"], steps
     )
     sampling += _in_sequence(seconds, [("rollout_to_device", "sampler")], _total(sampling))
-    sampled_s = _total(sampling)
-    learning = _in_sequence(seconds, [("gae", "learner"), ("update", "learner")], sampled_s)
-    return (
-        *sampling,
-        *_wait("sampler", sampled_s, _total(learning)),
-        *_wait("learner", 0.0, sampled_s),
-        *learning,
-    )
+    return _then_learning(seconds, sampling)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -430,26 +422,12 @@ def _double_buffer_placements(axes: Axes, num_envs: int, steps: int) -> Iterator
     """Every core works for one side only: threads of both, and workers, fit into the CPUs."""
     learners = [("cpu", threads) for threads in axes.learn_threads]
     learners += [(accelerator, 1) for accelerator in axes.accelerators]
-    for device, learn_threads in learners:
-        for backend, workers in axes.env_backends:
-            for engine in axes.engines:
-                for sample_threads in axes.sample_threads:
-                    if max(sample_threads, workers) + learn_threads > axes.usable_cpus:
-                        continue
-                    for rows in axes.minibatch_rows:
-                        yield Placement(
-                            device=device,
-                            sample_device="cpu",
-                            learn_device=device,
-                            transfer_interval_steps=steps,
-                            minibatch_rows=rows,
-                            num_envs=num_envs,
-                            env_backend=backend,
-                            num_workers=workers,
-                            sample_threads=sample_threads,
-                            learn_threads=learn_threads,
-                            engine=engine,
-                        )
+    pairs = itertools.product(learners, axes.sample_threads)
+    sides = [_Sides("cpu", device, threads, learning) for (device, learning), threads in pairs]
+    for placement in _placements(axes, num_envs, sides, (steps,)):
+        sampling = max(placement.sample_threads, placement.num_workers)
+        if sampling + placement.learn_threads <= axes.usable_cpus:
+            yield placement
 
 
 def _double_buffer_work(workload: Workload, placement: Placement) -> tuple[Work, ...]:

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from autoplace.errors import AutoplaceError, UsageError
+from autoplace.files import load_module
 from autoplace.ppo.encoder import image_parts, vector_part
 from autoplace.workload import NetworkSpec
 
@@ -118,13 +117,8 @@ def _load(name: str) -> Factory:
         raise UsageError(f"--network is path/to/file.py:function, got {name!r}: name one so")
     if not path.is_file():
         raise UsageError(f"there is no file {path}: name one as path/to/file.py:make_network")
-    module_name = f"autoplace_network_{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(module_name, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_name] = module  # dataclasses and pickle look a class's module up there
     try:
-        module_spec.loader.exec_module(module)
+        module = load_module(path, "autoplace_network")
     except Exception as error:
         raise UsageError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     found = getattr(module, function, None)
