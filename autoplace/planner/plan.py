@@ -46,6 +46,8 @@ class Placement:
         engine: how policy steps and gradient steps are executed.
         precision: number format of the arithmetic.
         accumulation_steps: backward passes that make one gradient step.
+        max_policy_lag: updates that the weights which sample may be behind those which learn from
+            the sample, at most.
     """
 
     device: str
@@ -61,6 +63,7 @@ class Placement:
     engine: str = "eager"
     precision: str = "fp32"
     accumulation_steps: int = 1
+    max_policy_lag: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
