@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autoplace.device import now
@@ -17,9 +17,9 @@ from autoplace.results import RunResult
 from autoplace.store import RunDir
 from autoplace.train.callbacks import Callback
 from autoplace.train.draws import Draws
-from autoplace.train.interrupt import StopRequested, stop_on_signals
+from autoplace.train.interrupt import StopRequest, StopRequested, stop_on_signals
 from autoplace.train.run import Run
-from autoplace.train.schemes import Setup, make_scheme
+from autoplace.train.schemes import Scheme, Setup, make_scheme
 from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import Hyperparameters
 
@@ -54,12 +54,99 @@ def train(
         EnvError: the environment cannot be made or misbehaves.
         RunError: the run folder cannot be used, or a loss became NaN or infinite.
     """
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signals())
+        loop = stack.enter_context(
+            open_loop(
+                plan,
+                total_steps=total_steps,
+                seed=seed,
+                run_dir=run_dir,
+                resume=resume,
+                callbacks=callbacks,
+                stop=stop,
+            )
+        )
+        try:
+            while not loop.is_done:
+                loop.iterate()
+            loop.drain()
+        except (StopRequested, KeyboardInterrupt):
+            loop.run.interrupted = True
+            progress = loop.run.progress
+            log.info("stopped after %d of %d iterations", progress.iteration, loop.num_iterations)
+        return loop.run.finish()
+
+
+class Loop:
+    """A run that is laid out and goes on iteration by iteration, as its owner wants it to."""
+
+    def __init__(self, run: Run, scheme: Scheme, plan: Plan, num_iterations: int) -> None:
+        self.run = run
+        self.num_iterations = num_iterations
+        self._scheme = scheme
+        self._hyperparameters = plan.workload.hyperparameters
+        self._draws = Draws(plan.workload, run.progress.seed)
+        self._iteration = run.progress.iteration
+        self._start_s: float | None = None  # of the iteration in progress, where work goes on
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every rollout has been sampled."""
+        return self._iteration >= self.num_iterations
+
+    def iterate(self) -> None:
+        """Sample a rollout and learn: from it, or from the one before while it is sampled.
+
+        Raises:
+            StopRequested: a stop was asked for between two vector steps.
+        """
+        scheme, iteration = self._scheme, self._iteration
+        start_s = self._start_s if self._start_s is not None else now()
+        scheme.sample(self._draws.noise(iteration))
+        with self.run.learning():
+            update = scheme.learn(
+                self._draws.permutations(iteration),
+                learning_rate=learning_rate(self._hyperparameters, iteration, self.num_iterations),
+                iteration=iteration + 1,
+            )
+            scheme.publish()
+        end_s = now()
+        self._iteration += 1
+        # Whoever overlaps goes on working while callbacks run.
+        self._start_s = end_s if scheme.overlaps else None
+        if update is not None:
+            self.run.end_iteration(update, end_s - start_s)
+
+    def drain(self) -> None:
+        """Complete what is in flight."""
+        start_s = self._start_s if self._start_s is not None else now()
+        update = self._scheme.drain()
+        if update is not None:
+            self.run.end_iteration(update, now() - start_s)
+
+    def rest(self) -> None:
+        """Wait until nothing is at work; the next iteration, which finds it so, takes longer."""
+        self._scheme.rest()
+        self._start_s = None
+
+
+@contextlib.contextmanager
+def open_loop(
+    plan: Plan,
+    *,
+    total_steps: int,
+    seed: int = 0,
+    run_dir: RunDir | Path | str | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    stop: StopRequest,
+) -> Iterator[Loop]:
+    """Lay a run out, and end all that it started at the end of the block; as :func:`train`."""
     workload, placement = plan.workload, plan.placement
     hyper = workload.hyperparameters
     num_iterations = count_iterations(hyper, total_steps)
-
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(stop_on_signals())
         run = stack.enter_context(
             Run(plan, total_steps, num_iterations, seed, run_dir, resume, callbacks)
         )
@@ -88,33 +175,9 @@ def train(
         )
         scheme = make_scheme(plan.scheme, setup)
         stack.callback(scheme.close)
-        draws = Draws(workload, seed)
         run.start(setup, scheme.learner)
         envs.reset(spawn_seeds(seed, hyper.num_envs, stream=run.progress.iteration))
-
-        try:
-            start_s = now()
-            for iteration in range(run.progress.iteration, num_iterations):
-                scheme.sample(draws.noise(iteration))
-                with run.learning():
-                    update = scheme.learn(
-                        draws.permutations(iteration),
-                        learning_rate=learning_rate(hyper, iteration, num_iterations),
-                        iteration=iteration + 1,
-                    )
-                    scheme.publish()
-                end_s = now()
-                if update is not None:
-                    run.end_iteration(update, end_s - start_s)
-                # Whoever overlaps goes on working while callbacks run.
-                start_s = end_s if scheme.overlaps else now()
-            last = scheme.drain()
-            if last is not None:
-                run.end_iteration(last, now() - start_s)
-        except (StopRequested, KeyboardInterrupt):
-            run.interrupted = True
-            log.info("stopped after %d of %d iterations", run.progress.iteration, num_iterations)
-        return run.finish()
+        yield Loop(run, scheme, plan, num_iterations)
 
 
 def count_iterations(hyperparameters: Hyperparameters, total_steps: int) -> int:

@@ -81,6 +81,10 @@ class Scheme(Protocol):
         """Wait for the update in flight; ``None`` where there is none."""
         ...
 
+    def rest(self) -> None:
+        """Wait until nothing of this scheme is at work, until the next ``sample``."""
+        ...
+
     def close(self) -> None:
         """End what the scheme has started; an update in flight is dropped."""
         ...
@@ -93,6 +97,9 @@ class InTurn:
 
     def drain(self) -> None:
         """Nothing is in flight."""
+
+    def rest(self) -> None:
+        """Nothing is at work."""
 
     def close(self) -> None:
         """Nothing was started."""

@@ -24,7 +24,7 @@ from autoplace import device as devices
 from autoplace.device import now
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
-from autoplace.train.remote_learner import RemoteLearner
+from autoplace.train.remote_learner import Answer, RemoteLearner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Setup
 
@@ -58,6 +58,7 @@ class DoubleBufferScheme:
         )
         self._samplers = [HostSampler(setup, self.learner.network, rollout) for rollout in rollouts]
         self._buffer = 0  # the one that is being filled
+        self._answer: Answer | None = None  # what the learner said while at rest
 
     def sample(self, noise: Tensor) -> None:
         """Fill the rollout that the learner is not working on."""
@@ -84,7 +85,8 @@ class DoubleBufferScheme:
 
     def drain(self) -> UpdateStats | None:
         """Wait for the update in flight, and take its weights."""
-        answer = self.learner.wait()
+        answer = self._answer if self._answer is not None else self.learner.wait()
+        self._answer = None
         if answer is None:
             return None
         start_s = now()
@@ -95,6 +97,11 @@ class DoubleBufferScheme:
             self._timer.add(name, lane, seconds)
         self._timer.add("handoff", "sampler", now() - start_s)
         return answer.update
+
+    def rest(self) -> None:
+        """Wait for the update in flight, and take it at the next hand-over as ever."""
+        if self._answer is None:
+            self._answer = self.learner.wait()
 
     def close(self) -> None:
         """End the learner's process."""
