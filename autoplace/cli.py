@@ -146,7 +146,11 @@ def _planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Pl
     workload = _workload(env, env_kwargs, options)
     with calibration_progress() as progress:
         prepared = prepare_calibration(
-            workload, path=options["calibration"], progress=progress, note=note
+            workload,
+            path=options["calibration"],
+            env_step_s=options.get("env_step_time"),
+            progress=progress,
+            note=note,
         )
     return make_plan(
         prepared.calibration,
@@ -280,6 +284,12 @@ def calibrate(
 @env_options
 @placement_options
 @hyperparameter_options
+@click.option(
+    "--env-step-time",
+    type=float,
+    metavar="SECONDS",
+    help="Of one step of one environment, instead of a measured one.",
+)
 @click.option("--all", "every", is_flag=True, help="Show every candidate.")
 @json_option
 def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401

@@ -79,7 +79,7 @@ def env_options(function: Function) -> Function:
             click.option(
                 "--calibration",
                 type=FILE,
-                help="Plan with this calibration instead of this machine's stored one.",
+                help="Plan with this calibration, perhaps of another machine, not the stored one.",
             ),
         ],
         function,

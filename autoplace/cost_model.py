@@ -43,7 +43,8 @@ FLOOR_ERROR = 0.01
 # Relative standard error of what a step takes within a run, known from timing it alone: there it
 # meets caches, allocators and sleeping threads as the stages before it left them.
 CONTEXT_ERROR = 0.04
-# Relative standard error of a prediction in whose kind nothing at all was timed.
+# Relative standard error of a prediction in whose kind nothing at all was timed, of a time that was
+# scaled from another machine's, and of any on a machine that is modelled from published figures.
 UNTIMED_ERROR = 0.35
 
 
@@ -55,7 +56,8 @@ class Cost:
         seconds: the prediction.
         low_s: lower end of its 90 % interval.
         high_s: upper end of its 90 % interval.
-        source: ``measured``, ``interpolated`` or ``extrapolated``.
+        source: ``measured``, ``interpolated`` or ``extrapolated``; ``given`` by the user; or,
+            inside what is known of a modelled machine, ``modelled``.
     """
 
     seconds: float
@@ -202,6 +204,7 @@ class CostModel:
 
     def __init__(self, calibration: Calibration) -> None:
         self._measured = calibration.by_task
+        self._is_modelled = calibration.origin == "modelled"
         self._primitives = Primitives(calibration)
         groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
         self._env_steps: dict[Task, list[Measurement]] = defaultdict(list)
@@ -248,14 +251,16 @@ class CostModel:
         for task in distinct:
             measured = self._measured.get(task)
             if measured is not None:
-                error = _in_context(task, max(measured.error_fraction, FLOOR_ERROR))
-                costs[task] = _cost(measured.median_s, error, "measured")
+                error = _in_context(task, _error_fraction(measured))
+                costs[task] = _cost(measured.median_s, error, _SOURCES[measured.origin])
             elif task.op == "env_step":
                 costs[task] = self._env_step(task)
             else:
                 pending[_kind(task)].append(task)
         for kind, group in pending.items():
             costs.update(self._predict_kind(kind, group))
+        if self._is_modelled:
+            return {task: _as_modelled(costs[task]) for task in distinct}
         return {task: costs[task] for task in distinct}
 
     def _predict_kind(self, kind: tuple[object, ...], group: Sequence[Task]) -> dict[Task, Cost]:
@@ -292,7 +297,7 @@ class CostModel:
             )
         numbers = np.array([float(m.task.num_envs) for m in rows])
         seconds = np.array([m.median_s for m in rows])
-        error = max(max(m.error_fraction for m in rows), FLOOR_ERROR)
+        error = max(_error_fraction(m) for m in rows)
         if len(set(numbers)) == 1:
             # One number alone cannot tell the fixed part from the part per env.
             predicted = float(seconds[0] * task.num_envs / numbers[0])
@@ -304,7 +309,29 @@ class CostModel:
         if not inside:
             error *= 1 + abs(math.log(task.num_envs / numbers.max()))
         source = "interpolated" if inside else "extrapolated"
+        if inside and rows[0].origin != "measured":
+            source = _SOURCES[rows[0].origin]
         return _cost(predicted, _in_context(task, error), source)
+
+
+# What a cost is called that was taken as it stands, by the origin of the measurement.
+_SOURCES = {"measured": "measured", "scaled": "extrapolated", "given": "given"}
+
+
+def _error_fraction(measurement: Measurement) -> float:
+    """Relative standard error of what a measurement stands for."""
+    if measurement.origin == "scaled":
+        return UNTIMED_ERROR
+    return max(measurement.error_fraction, FLOOR_ERROR)
+
+
+def _as_modelled(cost: Cost) -> Cost:
+    """The cost on a machine on which nothing was timed."""
+    if cost.source == "given":
+        return cost
+    error = math.hypot(cost.standard_error_s / cost.seconds, UNTIMED_ERROR)
+    source = "extrapolated" if cost.source == "extrapolated" else "modelled"
+    return _cost(cost.seconds, error, source)
 
 
 def _in_context(task: Task, error: float) -> float:

@@ -91,6 +91,11 @@ class Machine:
     complete: bool = True
 
     @property
+    def name(self) -> str:
+        """What it is, for people: its CPU and its accelerators."""
+        return " + ".join((self.cpu_model, *(card.name for card in self.accelerators)))
+
+    @property
     def key(self) -> str:
         """Names this kind of machine in a file name; the same on every start, safe on any disk."""
         text = f"{self.platform}-{self.arch}-{self.cpu_model}"

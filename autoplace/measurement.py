@@ -116,15 +116,18 @@ class Measurement:
         task: what was timed.
         times_s: seconds of one call, one entry per sample, in the order they were taken.
         calls_per_sample: calls that each sample averages over.
+        origin: ``measured``; ``scaled`` from another machine's; or ``given`` by the user.
     """
 
     task: Task
     times_s: tuple[float, ...]
     calls_per_sample: int = 1
+    origin: str = "measured"
 
     def __post_init__(self) -> None:
         assert self.times_s and all(t > 0 and math.isfinite(t) for t in self.times_s), self
         assert self.calls_per_sample >= 1
+        assert self.origin in ("measured", "scaled", "given"), self.origin
 
     @functools.cached_property
     def median_s(self) -> float:
@@ -169,11 +172,12 @@ class Measurement:
         return (second - first) / self.median_s
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; times keep nine significant digits."""
+        """A JSON object; times keep nine significant digits, ``measured`` goes without saying."""
         return {
             "task": self.task.to_json(),
             "times_s": [float(f"{t:.9g}") for t in self.times_s],
             "calls_per_sample": self.calls_per_sample,
+            **({} if self.origin == "measured" else {"origin": self.origin}),
         }
 
     @classmethod
@@ -183,6 +187,7 @@ class Measurement:
             task=Task.from_json(row["task"]),
             times_s=tuple(float(t) for t in row["times_s"]),
             calls_per_sample=int(row["calls_per_sample"]),
+            origin=str(row.get("origin", "measured")),
         )
 
 
@@ -198,6 +203,7 @@ class Calibration:
         created: when it was made, ISO 8601 with time zone.
         warnings: doubts that a person should know of, one line each.
         origin: ``measured``, or ``modelled`` where the times were derived from published figures.
+        sources: of a modelled one, each borrowed figure with where it was published.
     """
 
     machine: Machine
@@ -207,6 +213,7 @@ class Calibration:
     created: str = ""
     warnings: tuple[str, ...] = ()
     origin: str = "measured"
+    sources: tuple[str, ...] = ()
 
     @functools.cached_property
     def by_task(self) -> dict[Task, Measurement]:
@@ -229,6 +236,7 @@ class Calibration:
         return {
             "schema_version": SCHEMA_VERSION,
             "origin": self.origin,
+            **({"sources": list(self.sources)} if self.sources else {}),
             "created": self.created,
             "budget_s": self.budget_s,
             "spent_s": self.spent_s,
@@ -248,4 +256,5 @@ class Calibration:
             created=str(data["created"]),
             warnings=tuple(data["warnings"]),
             origin=str(data["origin"]),
+            sources=tuple(data.get("sources", ())),
         )

@@ -16,6 +16,8 @@ from autoplace.errors import CalibrationError
 from autoplace.machine import detect_machine
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.choices import minibatch_choices
+from autoplace.units import format_seconds, significant
+from autoplace.whatif import given_steps, scaled_steps, speed_ratio, with_steps
 from autoplace.workload import Workload
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def prepare_calibration(
     workload: Workload,
     *,
     path: Path | None = None,
+    env_step_s: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
@@ -47,14 +50,20 @@ def prepare_calibration(
     Without ``path`` that is this machine's stored one; where there is none, or it no longer holds,
     a quick one is made and stored. An environment whose step time it lacks is timed and added.
 
+    With ``path``, perhaps of a machine that is not here, nothing of that file is measured: an
+    environment that it lacks gets this machine's step time, scaled by the ratio of their
+    single-thread rates.
+
     Args:
         workload: what is to be planned.
-        path: a calibration file, perhaps of another machine; nothing is measured then.
+        path: a calibration file.
+        env_step_s: seconds of one step of one environment, in place of any that was measured.
         progress: told how far a calibration is.
         note: told each note as it arises.
 
     Raises:
-        CalibrationError: the file cannot be read or lacks the environment.
+        CalibrationError: the file cannot be read.
+        UsageError: ``env_step_s`` is no time.
     """
     notes: list[str] = []
 
@@ -62,15 +71,41 @@ def prepare_calibration(
         notes.append(line)
         note(line)
 
-    if path is not None:
+    if path is None:
+        calibration = _calibration_here(workload, progress, say, with_env=env_step_s is None)
+    else:
         calibration = store.read_calibration(path)
-        if not _has_env(calibration, workload):
-            raise CalibrationError(
-                f"{path} has no step time of {workload.env.id} with {_number(workload)} envs: "
-                f"on its machine, run `autoplace calibrate --env {workload.env.id}`"
+        if calibration.origin == "modelled":
+            say(
+                f"{path} is modelled from {len(calibration.sources)} published figures, nothing "
+                f"was timed on {calibration.machine.name}: every cost is uncertain by a third"
             )
-        return Prepared(calibration=calibration)
+    env = workload.env
+    if env_step_s is not None:
+        steps = given_steps(env, env_step_s, calibration, _number(workload))
+        calibration = with_steps(calibration, env, steps)
+        say(f"a step of {env.id} takes {format_seconds(env_step_s)}, as given")
+    elif path is not None and not _nums_envs(calibration, workload):
+        here = _calibration_here(workload, progress, say)
+        ratio = speed_ratio(here, calibration)
+        steps = scaled_steps(env, here, calibration, _number(workload))
+        calibration = with_steps(calibration, env, steps)
+        say(
+            f"{path} has no step time of {env.id}: this machine's x {significant(ratio)}, the "
+            "ratio of their single-thread rates, extrapolated; --env-step-time SECONDS if you "
+            "know better"
+        )
+    return Prepared(calibration=calibration, notes=tuple(notes))
 
+
+def _calibration_here(
+    workload: Workload,
+    progress: Callable[[Progress], None] | None,
+    say: Callable[[str], None],
+    *,
+    with_env: bool = True,
+) -> Calibration:
+    """This machine's calibration, with all that the workload needs."""
     stored, reason = store.stored_calibration(detect_machine(accelerators=False))
     if stored is None:
         problem = str(reason).partition(": run autoplace calibrate")[0]
@@ -81,10 +116,10 @@ def prepare_calibration(
     if missing:
         say(f"timing the trainer's steps with the network of {workload.env.id}, once")
         stored = _with(stored, _step_measurements(missing), say)
-    if not _has_env(stored, workload):
+    if with_env and not _has_env(stored, workload):
         say(f"timing {workload.env.id}, {_number(workload)} envs")
         stored = _with(stored, _env_measurements(workload, stored), say)
-    return Prepared(calibration=stored, notes=tuple(notes))
+    return stored
 
 
 def _with(
@@ -136,13 +171,17 @@ def _try_to_keep(calibration: Calibration, say: Callable[[str], None]) -> None:
 
 def _has_env(calibration: Calibration, workload: Workload) -> bool:
     """Whether the environment was timed, with this number or with others around it."""
-    numbers = [
+    numbers = _nums_envs(calibration, workload)
+    return bool(numbers) and min(numbers) <= _number(workload) <= max(numbers)
+
+
+def _nums_envs(calibration: Calibration, workload: Workload) -> list[int]:
+    """Numbers of the environment that were timed together."""
+    return [
         m.task.num_envs
         for m in calibration.measurements
         if m.task.op == "env_step" and m.task.env == workload.env
     ]
-    number = _number(workload)
-    return bool(numbers) and min(numbers) <= number <= max(numbers)
 
 
 def _number(workload: Workload) -> int:

@@ -145,7 +145,16 @@ def calibration_path(machine: Machine) -> Path:
 
 
 def save_calibration(calibration: Calibration, path: Path | None = None) -> Path:
-    """Save a calibration as its machine's stored one, or to ``path``; returns the file."""
+    """Save a calibration as its machine's stored one, or to ``path``; returns the file.
+
+    Raises:
+        CalibrationError: it cannot be written; or without a ``path``, it was not measured.
+    """
+    if path is None and calibration.origin != "measured":
+        raise CalibrationError(
+            f"a calibration that was {calibration.origin} is not kept as a machine's own: "
+            "name a file for it"
+        )
     if path is not None:
         write_json_atomic(path, calibration.to_json(), fault=CalibrationError)
         return path
@@ -212,6 +221,8 @@ def stored_calibration(machine: Machine) -> tuple[Calibration | None, str | None
         calibration = read_calibration(path)
     except CalibrationError as fault:
         return None, str(fault)
+    if calibration.origin != "measured":
+        return None, f"calibration {path} is {calibration.origin}, not measured: {_RECALIBRATE}"
     if changes := machine.changes_since(calibration.machine):
         shown = "; ".join(changes[:3]) + (f"; {len(changes) - 3} more" if changes[3:] else "")
         return None, f"calibration {path} no longer holds ({shown}): {_RECALIBRATE}"
@@ -235,7 +246,7 @@ def merge_calibration(machine: Machine, measurements: Iterable[Measurement]) -> 
         except CalibrationError as fault:
             log.warning("%s", fault)
             stored = None
-        if stored is None:
+        if stored is None or stored.origin != "measured":
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             stored = Calibration(machine=machine, measurements=(), created=now)
         elif changes := machine.changes_since(stored.machine):

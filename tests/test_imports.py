@@ -22,7 +22,7 @@ LAYERS = (
     ("measure",),
     ("physics",),
     ("cost_model",),
-    ("crossover", "planner"),
+    ("crossover", "planner", "whatif"),
     ("results", "store"),
     ("train",),
     ("prepare",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from autoplace.device import CPU
+from autoplace.device_names import CPU
 from autoplace.measurement import Task
 from autoplace.workload import NetworkSpec
 

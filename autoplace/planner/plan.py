@@ -82,7 +82,8 @@ class Stage:
         total_s: predicted seconds of all calls together.
         low_s: lower end of its 90 % interval.
         high_s: upper end of its 90 % interval.
-        source: ``measured``, ``interpolated``, ``extrapolated``, or ``derived`` for a wait.
+        source: that of its least certain task (see :class:`autoplace.cost_model.Cost`), or
+            ``derived`` for a wait.
     """
 
     name: str

@@ -359,5 +359,5 @@ def _shares(works: Sequence[Work]) -> dict[Task, float]:
 
 
 def _least_certain(sources: Iterator[str]) -> str:
-    order = ("measured", "interpolated", "extrapolated")
+    order = ("measured", "given", "interpolated", "modelled", "extrapolated")
     return max(sources, key=order.index)
