@@ -448,3 +448,19 @@ def evaluate(run_dir: Path, episodes: int, stochastic: bool, seed: int, as_json:
         print_json(result.to_json())
         return
     click.echo(report.describe_evaluation(result))
+
+
+@main.command()
+@click.argument("run_dir", type=FOLDER)
+@click.option("--output", type=FILE, required=True, help="The ONNX file to write.")
+@json_option
+def export(run_dir: Path, output: Path, as_json: bool) -> None:
+    """Write the policy of a run as one ONNX file, and check that it computes the same."""
+    from autoplace import report
+    from autoplace.export import export_onnx
+
+    result = export_onnx(run_dir, output)
+    if as_json:
+        print_json(result.to_json())
+        return
+    click.echo(report.describe_export(result))

@@ -19,6 +19,7 @@ from autoplace.units import (
 )
 
 if TYPE_CHECKING:  # these types come with torch, their text does not need it
+    from autoplace.export import ExportResult
     from autoplace.measure.calibrate import Progress
     from autoplace.train import EvaluationResult, IterationReport
 
@@ -158,6 +159,19 @@ def describe_evaluation(result: EvaluationResult) -> str:
         f"mean return {result.mean_return:.1f} (standard deviation {result.std_return:.1f}) over "
         f"{result.episodes} {how} episodes, after {result.env_steps:,} env steps of training"
     )
+
+
+def describe_export(result: ExportResult) -> str:
+    """What was exported, and whether it was compared."""
+    inputs = ", ".join(f"{name} ({kind})" for name, kind in result.inputs)
+    if result.parity_error is None:
+        parity = "not compared with the policy: pip install onnxruntime to have that done"
+    else:
+        parity = (
+            f"differs from the policy by at most {significant(result.parity_error)} on "
+            f"{result.parity_rows} observations of the environment"
+        )
+    return f"{result.path}: {inputs} -> {', '.join(result.outputs)}\n{parity}"
 
 
 def describe_throughput(predicted: float, measured: float) -> str:

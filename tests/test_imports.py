@@ -25,7 +25,7 @@ LAYERS = (
     ("crossover", "planner", "whatif"),
     ("results", "store"),
     ("train",),
-    ("prepare",),
+    ("prepare", "export"),
     ("report",),
     ("cli_options", "cli_output", "cli", "__main__"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,14 @@ from torch import Tensor, nn
 from autoplace.workload import FLOAT_BYTES, ImageSpec, NetworkSpec
 
 Take = Callable[..., Tensor]  # hands out the next part of a buffer in a shape
+
+
+def rows_apart(rows: Tensor, spec: NetworkSpec) -> tuple[Tensor | None, Sequence[Tensor]]:
+    """The numbers ``[B, V]`` of observation rows, ``None`` where there are none, and the images."""
+    if not spec.images:
+        return rows, ()
+    vector = vector_part(rows, spec) if spec.vector_size else None
+    return vector, image_parts(rows, spec)
 
 
 def vector_part(rows: Tensor, spec: NetworkSpec) -> Tensor:
@@ -41,14 +49,12 @@ class Encoder(nn.Module):
     def __init__(self, spec: NetworkSpec, take: Take) -> None:
         """Build over what ``take`` hands out."""
         super().__init__()
-        self._spec = spec
         self.images = nn.ModuleList(_image_encoder(image, take) for image in spec.images)
 
-    def forward(self, rows: Tensor, vector: Tensor | None) -> Tensor:
-        """Features ``[B, F]`` of rows of bytes, and of the (standardised) numbers in them."""
+    def forward(self, vector: Tensor | None, images: Sequence[Tensor]) -> Tensor:
+        """Features ``[B, F]`` of images and of the (standardised) numbers beside them."""
         parts = [] if vector is None else [vector]
-        pixels = image_parts(rows, self._spec)
-        parts += [encode(image) for encode, image in zip(self.images, pixels, strict=True)]
+        parts += [encode(image) for encode, image in zip(self.images, images, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def initialize(self, generator: torch.Generator) -> None:

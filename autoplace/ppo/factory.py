@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from autoplace.errors import AutoplaceError, UsageError
 from autoplace.files import load_module
-from autoplace.ppo.encoder import image_parts, vector_part
+from autoplace.ppo.encoder import rows_apart
 from autoplace.workload import NetworkSpec
 
 Factory = Callable[[NetworkSpec], nn.Module]
@@ -75,10 +75,10 @@ def own_network_spec(spec: NetworkSpec, factory: str) -> NetworkSpec:
     if count == 0:
         raise UsageError(f"a network has weights to learn, {factory} has none: add a layer")
     rows = torch.zeros(2, spec.observation_size, dtype=getattr(torch, spec.observation_dtype))
-    vector = vector_part(rows, spec) if spec.images and spec.vector_size else None
+    vector, images = rows_apart(rows, spec)
     try:
         with torch.no_grad():
-            found = module(own_inputs(rows, vector, spec))
+            found = module(own_inputs(vector, images, spec))
     except Exception as error:
         raise UsageError(
             f"{factory} cannot read observations: {type(error).__name__}: {error}"
@@ -97,12 +97,12 @@ def own_network_spec(spec: NetworkSpec, factory: str) -> NetworkSpec:
 
 
 def own_inputs(
-    rows: Tensor, vector: Tensor | None, spec: NetworkSpec
+    vector: Tensor | None, images: Sequence[Tensor], spec: NetworkSpec
 ) -> Tensor | dict[str, Tensor]:
     """What a user's own network is called with, see the head of this file."""
     if not spec.images:
-        return rows
-    images = image_parts(rows, spec)
+        assert vector is not None
+        return vector
     if vector is None and len(images) == 1:
         return images[0]
     named = {image.key: pixels for image, pixels in zip(spec.images, images, strict=True)}

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoplace.ppo.encoder import Encoder, vector_part
+from autoplace.ppo.encoder import Encoder, rows_apart, vector_part
 from autoplace.ppo.factory import make_own_network, own_inputs
 from autoplace.workload import NetworkSpec
 
@@ -113,54 +113,64 @@ class ActorCritic(nn.Module):
         Numbers are standardised and clamped, or pass as they are; rows with images stay bytes until
         the encoder reads them.
         """
-        if not self.normalize_observations or self.spec.images:
-            return observations
-        # The mean is taken off first: a large constant feature must come out as exactly 0.
-        centred = observations - self.observation_mean
-        return centred.mul_(self.observation_inverse_std).clamp_(
-            -OBSERVATION_CLAMP, OBSERVATION_CLAMP
-        )
+        return observations if self.spec.images else self.standardize(observations)
 
     def policy(self, normalized: Tensor) -> Tensor:
         """Logits ``[B, A]`` of a categorical policy, or means ``[B, A]`` of a Gaussian one."""
+        return self.policy_of_parts(*self._parts(normalized))
+
+    def policy_of_parts(self, vector: Tensor | None, images: Sequence[Tensor]) -> Tensor:
+        """The same of observations that are taken apart.
+
+        Args:
+            vector: ``[B, V]`` float32, as :meth:`standardize` gives it; ``None`` where there is
+                nothing beside images.
+            images: each ``[B, C, H, W]`` float32 from 0 to 1.
+        """
         if self.own is not None:
-            return self._own(normalized)[0]
-        return forward_layers(self.actor_layers, self._features(normalized))
+            outputs: Tensor = self.own(own_inputs(vector, images, self.spec))[0]
+            return outputs
+        return forward_layers(self.actor_layers, self._features(vector, images))
 
     def value(self, normalized: Tensor) -> Tensor:
         """State values ``[B]``."""
         if self.own is not None:
-            return self._own(normalized)[1]
-        return forward_layers(self.critic_layers, self._features(normalized)).squeeze(-1)
+            return self.both(normalized)[1]
+        features = self._features(*self._parts(normalized))
+        return forward_layers(self.critic_layers, features).squeeze(-1)
 
     def both(self, normalized: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs ``[B, A]`` and values ``[B]``; what they share is computed once."""
+        vector, images = self._parts(normalized)
         if self.own is not None:
-            return self._own(normalized)
-        features = self._features(normalized)
+            outputs, values = self.own(own_inputs(vector, images, self.spec))
+            return outputs, values
+        features = self._features(vector, images)
         values = forward_layers(self.critic_layers, features).squeeze(-1)
         return forward_layers(self.actor_layers, features), values
 
-    def _features(self, normalized: Tensor) -> Tensor:
+    def _features(self, vector: Tensor | None, images: Sequence[Tensor]) -> Tensor:
         if self.encoder is None:
-            return normalized
-        return self.encoder(normalized, self._vector(normalized))  # type: ignore[no-any-return]
+            assert vector is not None
+            return vector
+        return self.encoder(vector, images)  # type: ignore[no-any-return]
 
-    def _own(self, normalized: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.own is not None
-        inputs = own_inputs(normalized, self._vector(normalized), self.spec)
-        outputs, values = self.own(inputs)
-        return outputs, values
+    def _parts(self, normalized: Tensor) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """The numbers, standardised where that is on, and the images of what is normalised."""
+        vector, images = rows_apart(normalized, self.spec)
+        if self.spec.images and vector is not None:
+            vector = self.standardize(vector)
+        return vector, images
 
-    def _vector(self, rows: Tensor) -> Tensor | None:
-        """The numbers in rows of bytes, standardised where that is on."""
-        if not self.spec.images or not self.spec.vector_size:
-            return None
-        vector = vector_part(rows, self.spec)
+    def standardize(self, vector: Tensor) -> Tensor:
+        """Numbers ``[B, V]`` standardised and clamped, or as they are where that is off."""
         if not self.normalize_observations:
             return vector
-        centred = (vector - self.observation_mean) * self.observation_inverse_std
-        return centred.clamp(-OBSERVATION_CLAMP, OBSERVATION_CLAMP)
+        # The mean is taken off first: a large constant feature must come out as exactly 0.
+        centred = vector - self.observation_mean
+        return centred.mul_(self.observation_inverse_std).clamp_(
+            -OBSERVATION_CLAMP, OBSERVATION_CLAMP
+        )
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs ``[B, A]`` and values ``[B]`` of raw observations ``[B, D]``."""
