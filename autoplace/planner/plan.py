@@ -40,6 +40,10 @@ class Placement:
         minibatch_rows: rows of one gradient step.
         num_envs: environments stepped together.
         num_workers: processes that step environments, 0 for the sampler's own.
+        num_groups: 2 for split-half sampling: one half of each worker's environments steps while
+            the actions of the other half are computed. For backends with workers, on a sampler on
+            the CPU; per vector step, it makes ``num_groups`` policy steps of about
+            ``num_envs / num_groups`` rows each.
         env_backend: how environments are stepped together.
         sample_threads: intra-op threads of torch while sampling.
         learn_threads: intra-op threads of torch while learning.
@@ -57,6 +61,7 @@ class Placement:
     minibatch_rows: int
     num_envs: int
     num_workers: int = 0
+    num_groups: int = 1
     env_backend: str = "sync"
     sample_threads: int = 1
     learn_threads: int = 1
