@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes import rollout_bytes_per_row
+from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.workload import FLOAT_BYTES, Workload
 
 # Share of the free memory that a plan may use: the rest is for what an estimate cannot see

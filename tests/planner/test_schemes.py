@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoplace.planner.schemes import (
-    SCHEMES,
-    Axes,
-    last_chunk_delay,
-    rollout_bytes_per_row,
-)
+from autoplace.planner.schemes import SCHEMES, Axes
+from autoplace.planner.schemes.hybrid import last_chunk_delay
+from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 WORKLOAD = Workload(

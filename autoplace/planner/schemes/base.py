@@ -1,0 +1,121 @@
+"""What a scheme is: work without a cost, and when it happens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autoplace.measurement import Task
+from autoplace.planner.plan import Placement
+from autoplace.workload import Workload
+
+Key = tuple[str, str]  # (stage name, lane)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One kind of work of an iteration.
+
+    Attributes:
+        name: stage name.
+        lane: where it runs.
+        calls: how often the stage runs in an iteration.
+        parts: the tasks it consists of, each with how often it runs in an iteration.
+    """
+
+    name: str
+    lane: str
+    calls: int
+    parts: tuple[tuple[Task, float], ...]
+
+    @property
+    def key(self) -> Key:
+        """(name, lane), unique within an iteration."""
+        return self.name, self.lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """When a kind of work (or a wait) first starts, and how long all of it lasts."""
+
+    name: str
+    lane: str
+    start_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The values that each free part of a placement may take on one machine.
+
+    Attributes:
+        accelerators: canonical names, best known first.
+        sample_threads: thread counts with timings, for a policy on the CPU.
+        learn_threads: thread counts with timings, for a learner on the CPU.
+        minibatch_rows: the declared choices, or the user's one.
+        transfer_intervals: vector steps per chunk.
+        env_backends: (vector backend, worker processes) with a measured step time.
+        usable_cpus: cores that samplers and learners at work together may share out.
+        engines: ways to execute the trainer's steps that have timings.
+    """
+
+    accelerators: tuple[str, ...]
+    sample_threads: tuple[int, ...]
+    learn_threads: tuple[int, ...]
+    minibatch_rows: tuple[int, ...]
+    transfer_intervals: tuple[int, ...]
+    env_backends: tuple[tuple[str, int], ...]
+    usable_cpus: int = 1
+    engines: tuple[str, ...] = ("eager",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How an iteration is laid out on the devices.
+
+    Attributes:
+        name: as users write it.
+        placements: every placement worth costing, given the free values and the number of envs.
+        work: what an iteration consists of.
+        layout: when it happens, from the seconds of each kind of work.
+        policy_lag: iterations that the policy which samples is behind the one which learns.
+    """
+
+    name: str
+    placements: Callable[[Axes, int, int], Iterator[Placement]]
+    work: Callable[[Workload, Placement], tuple[Work, ...]]
+    layout: Callable[[Mapping[Key, float], Placement, int], tuple[Span, ...]]
+    policy_lag: int = 0
+
+
+class Sides(NamedTuple):
+    """Where each side of an iteration runs, with how many threads of the CPU."""
+
+    sample_device: str
+    learn_device: str
+    sample_threads: int = 1
+    learn_threads: int = 1
+
+
+def combinations(
+    axes: Axes, num_envs: int, sides: Sequence[Sides], intervals: Sequence[int]
+) -> Iterator[Placement]:
+    """Every combination of sides and chunk lengths with the values that any scheme may take."""
+    for (backend, workers), engine, where, rows, interval in itertools.product(
+        axes.env_backends, axes.engines, sides, axes.minibatch_rows, intervals
+    ):
+        yield Placement(
+            device=where.learn_device,
+            sample_device=where.sample_device,
+            learn_device=where.learn_device,
+            transfer_interval_steps=interval,
+            minibatch_rows=rows,
+            num_envs=num_envs,
+            env_backend=backend,
+            num_workers=workers,
+            sample_threads=where.sample_threads,
+            learn_threads=where.learn_threads,
+            engine=engine,
+        )

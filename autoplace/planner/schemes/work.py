@@ -1,0 +1,82 @@
+"""Work that several schemes share."""
+
+from __future__ import annotations
+
+from autoplace.measurement import Task
+from autoplace.planner.plan import Placement
+from autoplace.planner.schemes.base import Work
+from autoplace.workload import FLOAT_BYTES, Workload, minibatch_sizes
+
+
+def env_step(workload: Workload, placement: Placement) -> Work:
+    """Vector steps of all environments."""
+    steps = workload.hyperparameters.rollout_steps
+    task = Task(
+        op="env_step",
+        env=workload.env,
+        backend=placement.env_backend,
+        num_envs=placement.num_envs,
+        workers=placement.num_workers,
+    )
+    return Work(name="env_step", lane="sampler", calls=steps, parts=((task, steps),))
+
+
+def per_step(op: str, workload: Workload, placement: Placement, lane: str = "sampler") -> Work:
+    """A stage that runs once per vector step on the device that samples."""
+    steps = workload.hyperparameters.rollout_steps
+    task = Task(
+        op=op,
+        device=placement.sample_device,
+        threads=placement.sample_threads,
+        network=workload.network,
+        rows=placement.num_envs,
+        engine=placement.engine,
+    )
+    return Work(name=op, lane=lane, calls=steps, parts=((task, steps),))
+
+
+def gae(workload: Workload, placement: Placement) -> Work:
+    """A rollout made ready to learn from."""
+    task = Task(
+        op="gae",
+        device=placement.learn_device,
+        threads=placement.learn_threads,
+        shape=(workload.hyperparameters.rollout_steps, placement.num_envs),
+        network=workload.network,
+    )
+    return Work(name="gae", lane="learner", calls=1, parts=((task, 1),))
+
+
+def update(workload: Workload, placement: Placement) -> Work:
+    """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller."""
+    hyper = workload.hyperparameters
+    sizes = minibatch_sizes(hyper.rollout_steps * placement.num_envs, placement.minibatch_rows)
+    parts = tuple(
+        (
+            Task(
+                op="update",
+                device=placement.learn_device,
+                threads=placement.learn_threads,
+                network=workload.network,
+                rows=rows,
+                engine=placement.engine,
+            ),
+            float(hyper.epochs * sizes.count(rows)),
+        )
+        for rows in sorted(set(sizes), reverse=True)
+    )
+    return Work(name="update", lane="learner", calls=hyper.epochs * len(sizes), parts=parts)
+
+
+def copy_task(device: str, direction: str, nbytes: int) -> Task:
+    """A copy between pinned host memory and ``device``."""
+    return Task(op="copy", device=device, direction=direction, pinned=True, shape=(nbytes,))
+
+
+def rollout_bytes_per_row(workload: Workload) -> dict[str, int]:
+    """Bytes of one env step in each tensor of a rollout, by name."""
+    return {
+        "observations": workload.observation_bytes,
+        "actions": workload.action_bytes,
+        "outcomes": 3 * FLOAT_BYTES,  # reward, terminated, truncated
+    }
