@@ -105,7 +105,7 @@ def test_the_plan_has_every_key_that_users_rely_on(desktop: Calibration) -> None
     assert set(data["placement"]) == {
         "device", "sample_device", "learn_device", "transfer_interval_steps", "minibatch_rows",
         "num_envs", "num_workers", "env_backend", "sample_threads", "learn_threads", "engine",
-        "precision", "accumulation_steps", "max_policy_lag",
+        "precision", "accumulation_steps", "max_policy_lag", "num_groups",
     }  # fmt: skip
     for stage in data["stages"]:
         assert set(stage) == {
