@@ -315,6 +315,12 @@ def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options
 @click.option("--seed", type=click.IntRange(min=0), help="Same seed, same run (default 0).")
 @click.option("--run-dir", type=FOLDER, help="Where the run is kept; a new folder if not given.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir.")
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Keep a checkpoint every N env steps, beside the latest and the best.",
+)
 @click.option("--plan", "plan_file", type=FILE, help="Run this plan (from plan --json).")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @json_option
@@ -325,6 +331,7 @@ def train(
     seed: int | None,
     run_dir: Path | None,
     resume: bool,
+    checkpoint_every: int | None,
     plan_file: Path | None,
     dry_run: bool,
     as_json: bool,
@@ -343,11 +350,11 @@ def train(
             click.echo(explain_plan(chosen))
         return
     if as_json:
-        result = _run(chosen, total_steps, seed, run_dir, resume, json_events())
+        result = _run(chosen, total_steps, seed, run_dir, resume, checkpoint_every, json_events())
     else:
         click.echo(explain_plan(chosen, brief=True))
         with text_progress() as watch:
-            result = _run(chosen, total_steps, seed, run_dir, resume, watch)
+            result = _run(chosen, total_steps, seed, run_dir, resume, checkpoint_every, watch)
         click.echo(_outcome(chosen, result))
     if result.interrupted:
         raise SystemExit(_INTERRUPTED)
@@ -383,6 +390,7 @@ def _run(
     seed: int | None,
     run_dir: Path | None,
     resume: bool,
+    checkpoint_every: int | None,
     watch: Callback,
 ) -> RunResult:
     from autoplace import store
@@ -404,6 +412,7 @@ def _run(
             seed=seed or 0,
             run_dir=folder,
             resume=resume,
+            checkpoint_every=checkpoint_every,
             callbacks=(watch,),
         )
 
@@ -436,14 +445,29 @@ def _outcome(chosen: Plan, result: RunResult) -> str:
 @click.argument("run_dir", type=FOLDER)
 @click.option("--episodes", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--stochastic", is_flag=True, help="Sample actions instead of taking the best.")
+@click.option(
+    "--checkpoint",
+    default="latest",
+    show_default=True,
+    metavar="NAME",
+    help="latest, best, or the env steps of one that was kept.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @json_option
-def evaluate(run_dir: Path, episodes: int, stochastic: bool, seed: int, as_json: bool) -> None:
+def evaluate(
+    run_dir: Path, episodes: int, stochastic: bool, checkpoint: str, seed: int, as_json: bool
+) -> None:
     """Play episodes with the policy of a run, its statistics frozen."""
     from autoplace import report
     from autoplace.train import evaluate as run_evaluation
 
-    result = run_evaluation(run_dir, episodes=episodes, deterministic=not stochastic, seed=seed)
+    result = run_evaluation(
+        run_dir,
+        episodes=episodes,
+        deterministic=not stochastic,
+        checkpoint=checkpoint,
+        seed=seed,
+    )
     if as_json:
         print_json(result.to_json())
         return

@@ -43,6 +43,7 @@ __all__ = [
     "calibration_path",
     "create_run_dir",
     "data_dir",
+    "kept_checkpoint",
     "latest_checkpoint",
     "load_calibration",
     "merge_calibration",
@@ -332,6 +333,7 @@ _CONFIG, _PLAN, _RESULT = "config.json", "plan.json", "result.json"
 
 # Newest first. "next" exists only where a save was interrupted after it was whole.
 _CHECKPOINTS = ("checkpoint-next.pt", "checkpoint-latest.pt", "checkpoint-previous.pt")
+_KEPT = re.compile(r"checkpoint-(best|\d+)\.pt")  # "best", or the env steps of one that is kept
 
 
 def save_plan(path: Path, plan: dict[str, Any]) -> None:
@@ -421,6 +423,18 @@ class RunDir:
             raise cannot_write(latest, error, RunError) from error
         return latest
 
+    def keep_checkpoint(self, name: str, content: Content) -> Path:
+        """Save a checkpoint beside the latest, in place of an earlier one of that name.
+
+        Args:
+            name: ``best``, or the env steps after which it was taken.
+            content: the bytes, or a function that writes them to the open file it is given.
+        """
+        path = self.path / f"checkpoint-{name}.pt"
+        assert _KEPT.fullmatch(path.name), name
+        write_bytes_atomic(path, content)
+        return path
+
     def close(self) -> None:
         """Let others write to the folder."""
         self._lock.release()
@@ -478,6 +492,23 @@ def latest_checkpoint(run_dir: Path) -> tuple[Path, ...]:
     """The checkpoints of a run, the newest first, for whoever loads to try in turn."""
     files = (run_dir / name for name in _CHECKPOINTS)
     return tuple(file for file in files if file.is_file() and file.stat().st_size > 0)
+
+
+def kept_checkpoint(run_dir: Path, name: str) -> Path:
+    """The checkpoint of a run that is called ``best``, or after that many env steps.
+
+    Raises:
+        RunError: there is none of that name; the message says which there are.
+    """
+    matches = (_KEPT.fullmatch(file.name) for file in run_dir.glob("checkpoint-*.pt"))
+    names = sorted((match[1] for match in matches if match), key=lambda kept: kept.zfill(20))
+    if name not in names:
+        there = ", ".join([*(["latest"] if latest_checkpoint(run_dir) else []), *names])
+        raise RunError(
+            f"{run_dir} holds no checkpoint {name!r}: "
+            + (f"name one of {there}" if there else _OTHER_RUN)
+        )
+    return run_dir / f"checkpoint-{name}.pt"
 
 
 def _new_folder(runs: Path, env_id: str, seed: int) -> Path:

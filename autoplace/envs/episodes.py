@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from autoplace.envs.vector import Step
 
 WINDOW = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """An episode that ended.
+
+    Attributes:
+        env: index of its environment.
+        episode_return: undiscounted sum of its raw rewards.
+        length: its steps.
+        env_steps: env steps that had been sampled by its end, of those that the tracker saw.
+    """
+
+    env: int
+    episode_return: float
+    length: int
+    env_steps: int
 
 
 class EpisodeTracker:
@@ -26,9 +44,12 @@ class EpisodeTracker:
         self._recent: deque[tuple[float, int]] = deque(recent, maxlen=WINDOW)
         self.num_episodes = 0
         self.num_skipped = 0
+        self._num_rows = 0
+        self._ended: list[Episode] = []
 
     def add(self, step: Step) -> None:
         """Account for one vector step."""
+        self._num_rows += len(step.rewards)
         if step.valid is None:
             self._returns += step.rewards
             self._lengths += 1
@@ -37,10 +58,23 @@ class EpisodeTracker:
             self._lengths += step.valid
             self.num_skipped += len(step.valid) - int(np.count_nonzero(step.valid))
         for index in step.ended:
-            self._recent.append((float(self._returns[index]), int(self._lengths[index])))
+            episode = Episode(
+                env=int(index),
+                episode_return=float(self._returns[index]),
+                length=int(self._lengths[index]),
+                env_steps=self._num_rows - self.num_skipped,
+            )
+            self._ended.append(episode)
+            self._recent.append((episode.episode_return, episode.length))
             self._returns[index] = 0.0
             self._lengths[index] = 0
             self.num_episodes += 1
+
+    def take_ended(self, env_steps: int) -> tuple[Episode, ...]:
+        """Episodes that ended within the first ``env_steps`` seen, but for those taken before."""
+        taken = tuple(e for e in self._ended if e.env_steps <= env_steps)
+        self._ended = [e for e in self._ended if e.env_steps > env_steps]
+        return taken
 
     @property
     def recent(self) -> list[tuple[float, int]]:

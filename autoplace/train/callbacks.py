@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autoplace.envs.episodes import Episode
 from autoplace.planner.plan import Plan
 from autoplace.ppo.update import UpdateStats
 from autoplace.results import RunResult, StageKey
 
 if TYPE_CHECKING:
     from autoplace.train.policy import Policy
+
+SAMPLER = "sampler"  # the lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class IterationReport:
         num_iterations: of the whole run.
         env_steps: of the whole run.
         total_steps: what the run is to reach.
+        rows: env steps of this iteration.
         call_env_steps: of this call.
         iteration_s: seconds of this iteration.
         call_wall_s: seconds of this call.
@@ -59,6 +63,9 @@ class IterationReport:
         mean_length: likewise.
         num_episodes: episodes that ended in this call.
         longest_running: steps that the longest episode in progress has taken.
+        episodes: those that ended in this iteration; their ``env_steps`` are of the whole run.
+        policy_lag: mean age, in iterations, of the weights that sampled the rollout.
+        max_policy_lag: the oldest of them.
         stage_s: seconds of each (stage, lane), waits included.
         update: losses and what else the update said.
     """
@@ -67,6 +74,7 @@ class IterationReport:
     num_iterations: int
     env_steps: int
     total_steps: int
+    rows: int
     call_env_steps: int
     iteration_s: float
     call_wall_s: float
@@ -77,8 +85,30 @@ class IterationReport:
     mean_length: float | None
     num_episodes: int
     longest_running: int
+    episodes: tuple[Episode, ...]
+    policy_lag: float
+    max_policy_lag: int
     stage_s: dict[StageKey, float]
     update: UpdateStats
+
+    @property
+    def env_only_steps_per_s(self) -> float:
+        """Env steps per second of env stepping alone, in this iteration."""
+        return self._rate(self.stage_s.get(("env_step", SAMPLER), 0.0))
+
+    @property
+    def sampling_steps_per_s(self) -> float:
+        """Env steps per second of sampling: the sampler's lane without its waits."""
+        busy = (s for (name, lane), s in self.stage_s.items() if lane == SAMPLER and name != "wait")
+        return self._rate(sum(busy))
+
+    @property
+    def iteration_steps_per_s(self) -> float:
+        """Env steps per second of this whole iteration."""
+        return self._rate(self.iteration_s)
+
+    def _rate(self, seconds: float) -> float:
+        return self.rows / seconds if seconds > 0 else 0.0
 
 
 class Callback:

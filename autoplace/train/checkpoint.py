@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,52 +84,67 @@ class Checkpoint:
             learner.reward_normalizer.forget_episodes()  # the environments start afresh
 
 
-def save_checkpoint(
-    run_dir: store.RunDir, workload: Workload, learner: Learned, progress: Progress
-) -> None:
-    """Write a checkpoint of a run whose weights are sound.
-
-    Raises:
-        RunError: it cannot be written; what was there before is as it was.
-    """
+def take_checkpoint(workload: Workload, learner: Learned, progress: Progress) -> dict[str, Any]:
+    """All of a run whose weights are sound, on the host; later updates leave it as it is."""
     normalizer = learner.reward_normalizer
-    content = {
+    # device -> host, once a checkpoint. Clones: the parameters are views, and a view would drag
+    # its whole buffer along.
+    return {
         "schema_version": SCHEMA_VERSION,
         "workload": workload.to_json(),
         "progress": dataclasses.asdict(progress),
-        # Clones: the parameters are views, and a view would drag its whole buffer along.
-        "network": {k: v.cpu().clone() for k, v in learner.network.state_dict().items()},
-        "optimizer": {k: v.cpu() for k, v in learner.updater.optimizer_state().items()},
-        "reward_state": None if normalizer is None else normalizer.state.cpu(),
+        "network": _on_host(learner.network.state_dict()),
+        "optimizer": _on_host(learner.updater.optimizer_state()),
+        "reward_state": None if normalizer is None else normalizer.state.cpu().clone(),
     }
 
-    def write(file: BinaryIO) -> None:
-        torch.save(content, file)
 
-    run_dir.save_checkpoint(write)
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
 
 
-def load_checkpoint(run_dir: Path) -> Checkpoint:
-    """The newest checkpoint of a run that can be read.
+def checkpoint_bytes(content: dict[str, Any]) -> bytes:
+    """What is written of :func:`take_checkpoint`.
+
+    Made in memory: where a disk is full, torch would fail with an error of its own archive.
+    """
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def load_checkpoint(run_dir: Path, name: str = "latest") -> Checkpoint:
+    """A checkpoint of a run.
+
+    Args:
+        run_dir: the folder of the run.
+        name: ``latest`` for the newest that can be read, ``best``, or the env steps of one that was
+            kept.
 
     Raises:
-        RunError: there is none.
+        RunError: there is none, or it cannot be read.
     """
+    if name != "latest":
+        file = store.kept_checkpoint(run_dir, name)
+        loaded = _try_to_read(file, "it is damaged")
+        if loaded is None:
+            raise RunError(f"{file} cannot be read: take another checkpoint")
+        return loaded
     files = store.latest_checkpoint(run_dir)
     for file in files:
-        checkpoint = _try_to_read(file)
-        if checkpoint is not None:
-            return checkpoint
+        loaded = _try_to_read(file, "trying the one before")
+        if loaded is not None:
+            return loaded
     if files:
         raise RunError(f"no checkpoint in {run_dir} can be read: train afresh in another --run-dir")
     raise RunError(f"{run_dir} holds no checkpoint: name the folder of a run")
 
 
-def _try_to_read(file: Path) -> Checkpoint | None:
+def _try_to_read(file: Path, next_step: str) -> Checkpoint | None:
     try:
         return _parse(torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # whatever a damaged archive raises
-        log.warning("checkpoint %s cannot be read (%s): trying the one before", file, error)
+        log.warning("checkpoint %s cannot be read (%s): %s", file, error, next_step)
         return None
 
 

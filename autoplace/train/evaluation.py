@@ -67,6 +67,7 @@ def evaluate(
     *,
     episodes: int = 20,
     deterministic: bool = True,
+    checkpoint: str = "latest",
     seed: int = 0,
 ) -> EvaluationResult:
     """Run whole episodes.
@@ -78,6 +79,7 @@ def evaluate(
         policy: a policy, or the folder of a run.
         episodes: how many.
         deterministic: take the most probable action instead of sampling.
+        checkpoint: of a run folder: ``latest``, ``best``, or the env steps of one that was kept.
         seed: of the environments; never the same as in training.
 
     Raises:
@@ -87,7 +89,7 @@ def evaluate(
     if episodes < 1:
         raise UsageError(f"--episodes must be at least 1, got {episodes}: raise it")
     if not isinstance(policy, Policy):
-        policy = load_policy(policy, seed=seed)
+        policy = load_policy(policy, checkpoint=checkpoint, seed=seed)
     with devices.torch_threads(
         1
     ):  # a few rows at a time: more threads only get in each other's way

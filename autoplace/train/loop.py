@@ -33,6 +33,7 @@ def train(
     seed: int = 0,
     run_dir: RunDir | Path | str | None = None,
     resume: bool = False,
+    checkpoint_every: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Run a plan.
@@ -47,6 +48,7 @@ def train(
         seed: the same seed repeats a run on the CPU to the bit.
         run_dir: where settings, checkpoints and events are kept; nothing is where it is ``None``.
         resume: go on with the run in ``run_dir``.
+        checkpoint_every: keep a checkpoint every so many env steps, beside the latest and the best.
         callbacks: told of the start, of each iteration and of the end.
 
     Raises:
@@ -63,6 +65,7 @@ def train(
                 seed=seed,
                 run_dir=run_dir,
                 resume=resume,
+                checkpoint_every=checkpoint_every,
                 callbacks=callbacks,
                 stop=stop,
             )
@@ -139,6 +142,7 @@ def open_loop(
     seed: int = 0,
     run_dir: RunDir | Path | str | None = None,
     resume: bool = False,
+    checkpoint_every: int | None = None,
     callbacks: Sequence[Callback] = (),
     stop: StopRequest,
 ) -> Iterator[Loop]:
@@ -148,7 +152,16 @@ def open_loop(
     num_iterations = count_iterations(hyper, total_steps)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(
-            Run(plan, total_steps, num_iterations, seed, run_dir, resume, callbacks)
+            Run(
+                plan,
+                total_steps,
+                num_iterations,
+                seed,
+                run_dir,
+                resume,
+                checkpoint_every,
+                callbacks,
+            )
         )
         envs = make_vector_env(
             run.description,
@@ -175,7 +188,7 @@ def open_loop(
         )
         scheme = make_scheme(plan.scheme, setup)
         stack.callback(scheme.close)
-        run.start(setup, scheme.learner)
+        run.start(setup, scheme)
         envs.reset(spawn_seeds(seed, hyper.num_envs, stream=run.progress.iteration))
         yield Loop(run, scheme, plan, num_iterations)
 

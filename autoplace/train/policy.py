@@ -68,21 +68,23 @@ class Policy:
         return most_probable(outputs, spec.action_heads).numpy()
 
 
-def load_policy(run_dir: Path | str, *, seed: int = 0) -> Policy:
-    """The policy of a run's newest readable checkpoint.
+def load_policy(run_dir: Path | str, *, checkpoint: str = "latest", seed: int = 0) -> Policy:
+    """The policy of a run.
 
     Args:
         run_dir: the folder of the run.
+        checkpoint: ``latest`` (the newest that can be read), ``best``, or the env steps after which
+            one was kept.
         seed: of the actions that it samples when asked to.
 
     Raises:
-        RunError: there is no checkpoint that can be read.
+        RunError: there is no such checkpoint that can be read.
         EnvError: its environment cannot be made here.
     """
-    checkpoint = load_checkpoint(Path(run_dir))
+    loaded = load_checkpoint(Path(run_dir), checkpoint)
     return Policy(
-        checkpoint.build_network(),
-        inspect_env(checkpoint.workload.env),
-        env_steps=checkpoint.progress.env_steps,
+        loaded.build_network(),
+        inspect_env(loaded.workload.env),
+        env_steps=loaded.progress.env_steps,
         seed=seed,
     )

@@ -23,17 +23,15 @@ from autoplace.train.checkpoint import (
     Progress,
     load_checkpoint,
     refuse_other_run,
-    save_checkpoint,
 )
-from autoplace.train.learner import Learned
+from autoplace.train.episode_log import EpisodeLog
 from autoplace.train.policy import Policy
-from autoplace.train.schemes.base import Setup
+from autoplace.train.saving import Saver
+from autoplace.train.schemes.base import Scheme, Setup
 from autoplace.train.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_INTERVAL_S = 10.0
-_CHECKPOINT_SHARE = 0.01  # of the time that saving may take
 _QUIET_ITERATIONS = 20  # without any finished episode, until that is remarked on
 
 
@@ -48,9 +46,13 @@ class Run:
         seed: int,
         run_dir: store.RunDir | Path | str | None,
         resume: bool,
+        checkpoint_every: int | None,
         callbacks: Sequence[Callback],
     ) -> None:
+        if checkpoint_every is not None and checkpoint_every < 1:
+            raise UsageError(f"--checkpoint-every is 1 or more, got {checkpoint_every}: raise it")
         self._plan = plan
+        self._checkpoint_every = checkpoint_every
         self._num_iterations = num_iterations
         self._callbacks = list(callbacks)
         self._stack = contextlib.ExitStack()
@@ -67,6 +69,7 @@ class Run:
         except BaseException:
             self._stack.close()  # lets the folder go
             raise
+        self._saver: Saver | None = None
         self.interrupted = False
         self._first = self.progress.iteration
         self._env_steps_before = self.progress.env_steps
@@ -90,16 +93,20 @@ class Run:
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     self._save()
 
-    def start(self, setup: Setup, learner: Learned) -> None:
+    def start(self, setup: Setup, scheme: Scheme) -> None:
         """Everything is laid out: restore what was saved, tell the callbacks, start the clock."""
-        self._setup, self._learner = setup, learner
+        self._setup, self._scheme, self._learner = setup, scheme, scheme.learner
         if self.resumed_from is not None:
-            self.resumed_from.restore(learner)
+            self.resumed_from.restore(self._learner)
         if self._run_dir is not None:
             self._write_settings(self._run_dir)
-            board = TensorBoard(self._run_dir.path)
-            self._stack.callback(board.close)
-            self._callbacks.append(board)
+            self._saver = Saver(
+                self._run_dir, self._plan.workload, self._checkpoint_every, self.progress
+            )
+            logs = TensorBoard(), EpisodeLog()
+            for log_file in logs:
+                self._stack.callback(log_file.close)
+            self._callbacks = [*logs, *self._callbacks]  # told first: others may end the run
         start = RunStart(
             plan=self._plan,
             seed=self.progress.seed,
@@ -112,8 +119,7 @@ class Run:
         )
         for callback in self._callbacks:
             callback.on_start(start)
-        self._start_s = self._warm_s = self._end_s = self._saved_s = now()
-        self._save_cost_s = 0.0
+        self._start_s = self._warm_s = self._end_s = now()
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
@@ -138,11 +144,10 @@ class Run:
             recent_episodes=tuple(self._setup.episodes.recent),
         )
         stages = self._setup.timer.end_iteration(iteration_s)
-        due_s = max(CHECKPOINT_INTERVAL_S, self._save_cost_s / _CHECKPOINT_SHARE)
-        if self._end_s - self._saved_s >= due_s:
-            self._save()
+        if self._saver is not None:
+            self._saver.end_iteration(self._learner, self.progress)
         self._remark_on_endless_episodes()
-        report = self._report(update, iteration_s, stages)
+        report = self._report(update, iteration_s, rows, stages)
         for callback in self._callbacks:
             callback.on_iteration(report)
 
@@ -198,16 +203,23 @@ class Run:
         return counted / elapsed_s if elapsed_s > 0 else 0.0
 
     def _report(
-        self, update: UpdateStats, iteration_s: float, stages: dict[tuple[str, str], float]
+        self,
+        update: UpdateStats,
+        iteration_s: float,
+        rows: int,
+        stages: dict[tuple[str, str], float],
     ) -> IterationReport:
         episodes, rate = self._setup.episodes, self._env_steps_per_s
-        rows = self._plan.workload.hyperparameters.rollout_rows
-        rows_left = (self._num_iterations - self.progress.iteration) * rows
+        rows_left = (self._num_iterations - self.progress.iteration) * (
+            self._plan.workload.hyperparameters.rollout_rows
+        )
+        ended = episodes.take_ended(self._call_env_steps)
         return IterationReport(
             iteration=self.progress.iteration,
             num_iterations=self._num_iterations,
             env_steps=self.progress.env_steps,
             total_steps=self.progress.total_steps,
+            rows=rows,
             call_env_steps=self._call_env_steps,
             iteration_s=iteration_s,
             call_wall_s=self._end_s - self._start_s,
@@ -218,6 +230,12 @@ class Run:
             mean_length=episodes.mean_length,
             num_episodes=episodes.num_episodes,
             longest_running=episodes.longest_running,
+            episodes=tuple(
+                dataclasses.replace(e, env_steps=e.env_steps + self._env_steps_before)
+                for e in ended
+            ),
+            policy_lag=self._scheme.lag.mean,
+            max_policy_lag=self._scheme.lag.max,
             stage_s=stages,
             update=update,
         )
@@ -260,12 +278,9 @@ class Run:
         return checkpoint
 
     def _save(self) -> None:
-        if self._run_dir is None or (self._is_learning and self._learner.is_in_place):
+        if self._saver is None or (self._is_learning and self._learner.is_in_place):
             return
-        start_s = now()
-        save_checkpoint(self._run_dir, self._plan.workload, self._learner, self.progress)
-        self._saved_s = now()
-        self._save_cost_s = self._saved_s - start_s
+        self._saver.save(self._learner, self.progress)
 
     def _write_settings(self, run_dir: store.RunDir) -> None:
         workload = self._plan.workload

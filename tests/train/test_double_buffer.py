@@ -18,8 +18,7 @@ import torch
 from autoplace.errors import EnvError, RunError
 from autoplace.ppo.update import NonFiniteUpdateError
 from autoplace.processes import RemoteTraceback
-from autoplace.train import Callback, StopRequested, evaluate, remote_learner, train
-from autoplace.train import run as run_module
+from autoplace.train import Callback, StopRequested, evaluate, remote_learner, saving, train
 from autoplace.train.checkpoint import load_checkpoint
 from autoplace.train.sampler import HostSampler
 from autoplace.workload import Hyperparameters
@@ -212,10 +211,10 @@ def test_a_learner_that_hangs_is_ended(tmp_path, monkeypatch):
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
-from autoplace.train import Callback, run, train
+from autoplace.train import Callback, saving, train
 from tests.train.plans import make_plan
 
-run.CHECKPOINT_INTERVAL_S, run._CHECKPOINT_SHARE = 0.0, 1.0
+saving.CHECKPOINT_INTERVAL_S, saving._CHECKPOINT_SHARE = 0.0, 1.0
 
 class Say(Callback):
     def on_iteration(self, report):
@@ -282,8 +281,8 @@ def test_cartpole_holds_475_after_100000_steps(seed):
 
 
 def test_a_checkpoint_of_every_iteration_holds_the_weights_of_that_iteration(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "CHECKPOINT_INTERVAL_S", 0.0)
-    monkeypatch.setattr(run_module, "_CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(saving, "CHECKPOINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(saving, "_CHECKPOINT_SHARE", math.inf)
     watching = Watching()
 
     class Compare(Callback):

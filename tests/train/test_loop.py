@@ -9,8 +9,7 @@ import torch
 from autoplace.errors import EnvError, UsageError
 from autoplace.ppo.update import NonFiniteUpdateError
 from autoplace.results import compare_stages
-from autoplace.train import Callback, StopRequested, load_policy, train
-from autoplace.train import run as run_module
+from autoplace.train import Callback, StopRequested, load_policy, saving, train
 from autoplace.train.checkpoint import load_checkpoint
 from autoplace.train.loop import count_iterations, learning_rate
 from autoplace.workload import Hyperparameters
@@ -184,8 +183,8 @@ def test_an_environment_that_breaks_stops_the_run_with_everything_before_it_save
 
 
 def test_weights_that_became_nan_are_never_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "CHECKPOINT_INTERVAL_S", 0.0)
-    monkeypatch.setattr(run_module, "_CHECKPOINT_SHARE", math.inf)
+    monkeypatch.setattr(saving, "CHECKPOINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(saving, "_CHECKPOINT_SHARE", math.inf)
     # Rewards of 1e38 overflow the squared error of the values.
     env = register("Overflows", lambda: Counter(reward=lambda step: 1e38 if step > 40 else 1.0))
     with pytest.raises(NonFiniteUpdateError, match="loss of iteration 3 is not finite"):

@@ -7,8 +7,7 @@ import torch
 
 from autoplace.errors import RunError
 from autoplace.store import RunDir
-from autoplace.train import Callback, StopRequested, load_policy, train
-from autoplace.train import run as run_module
+from autoplace.train import Callback, StopRequested, load_policy, saving, train
 from autoplace.train.checkpoint import load_checkpoint
 from tests.envs.toys import register
 from tests.train.plans import Listener, make_plan
@@ -169,7 +168,7 @@ def test_a_checkpoint_is_saved_every_so_often(tmp_path, monkeypatch):
         return save(self, content)
 
     monkeypatch.setattr(RunDir, "save_checkpoint", counting)
-    monkeypatch.setattr(run_module, "CHECKPOINT_INTERVAL_S", 0.0)
-    monkeypatch.setattr(run_module, "_CHECKPOINT_SHARE", float("inf"))
+    monkeypatch.setattr(saving, "CHECKPOINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(saving, "_CHECKPOINT_SHARE", float("inf"))
     train(make_plan(), total_steps=96, run_dir=tmp_path)
     assert len(saved) == 4  # each of 3 iterations, and the end

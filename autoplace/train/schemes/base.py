@@ -41,8 +41,26 @@ class Setup:
     stop: StopRequest = field(default_factory=StopRequest)
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How old the weights that sampled a rollout were when it was learned from, in iterations.
+
+    Attributes:
+        mean: over the rollout's rows.
+        max: the oldest.
+    """
+
+    mean: float = 0.0
+    max: int = 0
+
+
 class Scheme(Protocol):
     """One iteration laid out on the devices. Owns every crossing between them."""
+
+    @property
+    def lag(self) -> Lag:
+        """Of the rollout that the last complete update learned from."""
+        ...
 
     @property
     def learner(self) -> Learned:
@@ -94,6 +112,7 @@ class InTurn:
     """Of schemes that sample and learn in turn: nothing is ever in flight."""
 
     overlaps = False
+    lag = Lag()
 
     def drain(self) -> None:
         """Nothing is in flight."""

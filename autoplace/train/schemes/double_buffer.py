@@ -26,7 +26,7 @@ from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.remote_learner import Answer, RemoteLearner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import Setup
+from autoplace.train.schemes.base import Lag, Setup
 
 
 class DoubleBufferScheme:
@@ -59,6 +59,8 @@ class DoubleBufferScheme:
         self._samplers = [HostSampler(setup, self.learner.network, rollout) for rollout in rollouts]
         self._buffer = 0  # the one that is being filled
         self._answer: Answer | None = None  # what the learner said while at rest
+        self.lag = Lag()
+        self._next_lag = Lag()  # the first rollout is sampled by the weights that learn from it
 
     def sample(self, noise: Tensor) -> None:
         """Fill the rollout that the learner is not working on."""
@@ -96,6 +98,7 @@ class DoubleBufferScheme:
         for (name, lane), seconds in answer.stage_s.items():
             self._timer.add(name, lane, seconds)
         self._timer.add("handoff", "sampler", now() - start_s)
+        self.lag, self._next_lag = self._next_lag, Lag(mean=1.0, max=1)
         return answer.update
 
     def rest(self) -> None:
