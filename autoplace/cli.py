@@ -6,7 +6,6 @@ calibration, answer at once.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoplace._version import __version__
+from autoplace.cli_compare import compare
 from autoplace.cli_options import (
     FILE,
     FOLDER,
-    HYPERPARAMETERS,
-    SWITCHES,
     env_options,
     hyperparameter_options,
     json_option,
@@ -34,15 +32,13 @@ from autoplace.cli_output import (
     print_json,
     text_progress,
 )
+from autoplace.cli_planning import planned
 from autoplace.errors import AutoplaceError, UsageError
 
 if TYPE_CHECKING:
-    from autoplace.measurement import Calibration
-    from autoplace.planner.memory import Limits
     from autoplace.planner.plan import Plan
     from autoplace.results import RunResult
     from autoplace.train import Callback
-    from autoplace.workload import Workload
 
 _INTERRUPTED = 130
 _DEFAULT_TOTAL_STEPS = 100_000
@@ -85,95 +81,6 @@ def main() -> None:
     logger = logging.getLogger("autoplace")
     if not any(isinstance(handler, NoteHandler) for handler in logger.handlers):
         logger.addHandler(NoteHandler(logging.WARNING))
-
-
-def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Workload:
-    """The workload that the options describe: preset first, single flags on top."""
-    from autoplace.envs import describe
-    from autoplace.workload import EnvSpec
-
-    values: dict[str, Any] = {}
-    if options["preset"] is not None:
-        from autoplace.presets import preset_hyperparameters
-
-        values.update(preset_hyperparameters(options["preset"], env))
-    for name in [name for name, _, _ in HYPERPARAMETERS] + [name for name, _ in SWITCHES]:
-        if options[name] is not None:
-            values[name] = options[name]
-    spec = EnvSpec.make(
-        env,
-        _parse_kwargs(env_kwargs),
-        wrappers=options["wrappers"],
-        images=options["images"],
-    )
-    return describe(spec, **values)
-
-
-def _parse_kwargs(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        kwargs = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"--env-kwargs is a JSON object, got {text!r} ({error.msg}): "
-            "use for example '{\"gravity\": 9.8}'"
-        ) from error
-    if not isinstance(kwargs, dict):
-        raise UsageError(f"--env-kwargs is a JSON object, got {text!r}: put it in braces")
-    return kwargs
-
-
-def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
-    given: dict[str, object] = {
-        "transfer_interval_steps": options["transfer_interval"],
-        "sample_threads": options["sample_threads"],
-        "learn_threads": options["learn_threads"],
-        "num_workers": options["num_workers"],
-    }
-    if options["device"] not in (None, "auto"):
-        given["device"] = options["device"]
-    if options["env_backend"] not in (None, "auto"):
-        given["env_backend"] = options["env_backend"]
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Plan:
-    """The plan that the options describe; measures what is missing, and says so on stderr."""
-    from autoplace.planner.search import make_plan
-    from autoplace.prepare import prepare_calibration
-
-    workload = _workload(env, env_kwargs, options)
-    with calibration_progress() as progress:
-        prepared = prepare_calibration(
-            workload,
-            path=options["calibration"],
-            env_step_s=options.get("env_step_time"),
-            progress=progress,
-            note=note,
-        )
-    return make_plan(
-        prepared.calibration,
-        workload,
-        scheme=options["scheme"],
-        max_policy_lag=options["max_policy_lag"],
-        placement=_given_placement(options),
-        limits=_limits(prepared.calibration, is_here=options["calibration"] is None),
-    )
-
-
-def _limits(calibration: Calibration, *, is_here: bool) -> Limits:
-    """Memory that may be used: free now if it is this machine, all of it if it is another."""
-    import psutil
-
-    from autoplace.planner.memory import Limits
-
-    machine = calibration.machine
-    host_bytes = machine.memory_bytes
-    if is_here:
-        host_bytes = min(host_bytes, psutil.virtual_memory().available)
-    known = [a.memory_bytes for a in machine.accelerators if a.usable and a.memory_bytes]
-    return Limits(host_bytes=host_bytes, device_bytes=min(known) if known else None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -296,7 +203,7 @@ def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options
     """Show what would be fastest for ENV here, why, and what would change the answer."""
     from autoplace.planner.explain import explain_plan
 
-    result = _planned(env, env_kwargs, options)
+    result = planned(env, env_kwargs, options).plan
     if as_json:
         print_json(result.to_json())
         return
@@ -376,7 +283,7 @@ def _plan_to_run(
     elif plan_file is not None:
         source, chosen = plan_file, Plan.read(store.read_plan(plan_file), str(plan_file))
     else:
-        return _planned(env, env_kwargs, options)
+        return planned(env, env_kwargs, options).plan
     if chosen.workload.env.id != env:
         raise UsageError(
             f"{source} is for {chosen.workload.env.id}, got {env}: name the same environment"
@@ -488,3 +395,6 @@ def export(run_dir: Path, output: Path, as_json: bool) -> None:
         print_json(result.to_json())
         return
     click.echo(report.describe_export(result))
+
+
+main.add_command(compare)

@@ -58,6 +58,25 @@ def calibration_progress() -> Iterator[Callable[[Progress], None]]:
         bar.stop()
 
 
+@contextlib.contextmanager
+def race_progress() -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr while candidates run."""
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with rich_progress.Progress(
+        rich_progress.TextColumn("comparing"),
+        rich_progress.BarColumn(),
+        rich_progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        row = bar.add_task("", total=1.0)
+        yield lambda share: bar.update(row, completed=share)
+
+
 def print_json(value: object) -> None:
     """Print one JSON object on one line."""
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))

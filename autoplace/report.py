@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from autoplace.crossover import Crossover
 from autoplace.machine import Machine
 from autoplace.measurement import Calibration
+from autoplace.planner.explain import describe_placement
 from autoplace.results import StageComparison
 from autoplace.units import (
     format_bytes,
@@ -21,6 +22,7 @@ from autoplace.units import (
 if TYPE_CHECKING:  # these types come with torch, their text does not need it
     from autoplace.export import ExportResult
     from autoplace.measure.calibrate import Progress
+    from autoplace.race import RaceResult
     from autoplace.train import EvaluationResult, IterationReport
 
 _KEY_WIDTH = 16
@@ -179,4 +181,42 @@ def describe_throughput(predicted: float, measured: float) -> str:
     return (
         f"{format_rate(measured)} env steps/s measured, {format_rate(predicted)} predicted "
         f"(ratio {significant(measured / predicted)})"
+    )
+
+
+def describe_comparison(result: RaceResult) -> str:
+    """What ``autoplace compare`` prints."""
+    width = max(len(entrant.name) for entrant in result.entrants) + 2
+    lines = [
+        f"{'':<{width}}{'env steps/s':>24}{'ratio':>8}{'x efficiency':>14}{'=':>10}",
+        f"{'candidate':<{width}}{'predicted':>12}{'measured':>12}",
+    ]
+    for entrant in result.entrants:
+        candidate = entrant.candidate
+        ratio = entrant.env_steps_per_s / candidate.env_steps_per_s
+        lines.append(
+            f"{entrant.name:<{width}}{format_rate(candidate.env_steps_per_s):>12}"
+            f"{format_rate(entrant.env_steps_per_s):>12}{significant(ratio):>8}"
+            f"{candidate.sample_efficiency:>14.2f}{format_rate(entrant.score):>10}"
+        )
+    parts = ["\n".join(lines)]
+    for entrant in result.entrants:
+        placement = describe_placement(entrant.candidate.placement)
+        parts.append(
+            f"{entrant.name}: scheme {entrant.candidate.scheme}, {placement}\n"
+            f"{describe_stages(entrant.stages)}"
+        )
+    parts.append(_verdict(result))
+    return "\n\n".join(parts)
+
+
+def _verdict(result: RaceResult) -> str:
+    noise = f"halves of the same candidate differ by {format_percent(result.noise_fraction)}"
+    if result.best is result.chosen:
+        first = f"The choice, {result.chosen.name}, was the fastest"
+    else:
+        first = f"The choice was {result.chosen.name}, the fastest was {result.best.name}"
+    return (
+        f"{first}; regret {format_percent(result.regret_fraction)} "
+        f"(best picked on one half of the turns, scored on the other), {noise}."
     )

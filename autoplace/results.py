@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoplace.planner.plan import Plan
+from autoplace.planner.plan import Candidate, Plan
 
 StageKey = tuple[str, str]  # (stage name, lane)
 
@@ -107,6 +108,13 @@ class StageComparison:
 
 def compare_stages(plan: Plan, result: RunResult) -> tuple[StageComparison, ...]:
     """Each stage of the plan beside what was measured, in the plan's order."""
+    return stage_comparisons(plan.chosen, result.stage_s)
+
+
+def stage_comparisons(
+    candidate: Candidate, stage_s: Mapping[StageKey, float]
+) -> tuple[StageComparison, ...]:
+    """Each stage of a candidate beside what was measured, in the candidate's order."""
     return tuple(
         StageComparison(
             name=stage.name,
@@ -114,7 +122,7 @@ def compare_stages(plan: Plan, result: RunResult) -> tuple[StageComparison, ...]
             predicted_s=stage.total_s,
             low_s=stage.low_s,
             high_s=stage.high_s,
-            measured_s=result.stage_s.get((stage.name, stage.lane)),
+            measured_s=stage_s.get((stage.name, stage.lane)),
         )
-        for stage in plan.chosen.stages
+        for stage in candidate.stages
     )

@@ -149,6 +149,9 @@ def test_a_preset_is_the_base_and_a_flag_is_put_on_top(calibrated: Path) -> None
         (["evaluate", "nowhere"], 1, "nowhere holds no checkpoint"),
         (["calibrate", "--budget", "0"], 2, "--budget is at least 1 second"),
         (["calibrate", "--device", "tpu", "--quick"], 2, "a device is cpu, cuda"),
+        (["compare", "CartPole-v1", "--schemes", "magic"], 2, "there is no such scheme"),
+        (["compare", "CartPole-v1", "--schemes", "gpu"], 2, "no accelerator was calibrated"),
+        (["compare", "CartPole-v1", "--seconds", "0"], 2, "--seconds"),
         (["nonsense"], 2, "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -323,3 +326,22 @@ def test_a_game_on_images_is_planned_from_its_own_network_which_is_timed_once(
     assert "timing" not in again.stderr
     seconds = json.loads(first.stdout)["iteration_s"]
     assert json.loads(again.stdout)["iteration_s"] == pytest.approx(seconds, rel=1e-6)
+
+
+def test_a_comparison_shows_predicted_and_measured_of_every_candidate(calibrated: Path) -> None:
+    small = ("--num-envs", "2", "--rollout-steps", "16", "--max-policy-lag", "0")
+    arguments = ("compare", "CartPole-v1", *small, "--seconds", "0.1")
+    data = run_json(*arguments)
+    assert set(data) >= {"candidates", "chosen", "best", "regret_fraction", "noise_fraction"}
+    names = [candidate["name"] for candidate in data["candidates"]]
+    assert names[0] == data["chosen"] == "cpu"
+    assert data["best"] in names
+    for candidate in data["candidates"]:
+        assert candidate["scheme"] == "cpu"
+        assert candidate["predicted_env_steps_per_s"] > 0
+        assert candidate["measured_env_steps_per_s"] > 0
+        stages = {stage["name"]: stage for stage in candidate["stages"]}
+        assert set(stages) >= {"policy_step", "env_step", "gae", "update"}
+        assert stages["update"]["predicted_s"] > 0 and stages["update"]["measured_s"] > 0
+    text = run(*arguments).stdout
+    assert "regret" in text and "halves of the same candidate differ by" in text

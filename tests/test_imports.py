@@ -25,9 +25,10 @@ LAYERS = (
     ("crossover", "planner", "whatif"),
     ("results", "store"),
     ("train",),
+    ("race",),
     ("prepare", "export"),
     ("report",),
-    ("cli_options", "cli_output", "cli", "__main__"),
+    ("cli_options", "cli_output", "cli_planning", "cli_compare", "cli", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
