@@ -124,7 +124,7 @@ def _worker_steps(
 
 
 def _step_and_exchange(steps: Sequence[Measurement]) -> tuple[float, float | None]:
-    """Step time of the largest in-process vector step, and the median exchange of all with workers."""
+    """Step time of the largest in-process vector step; the median exchange of all with workers."""
     single_s = max(
         (m.task.num_envs, m.median_s / m.task.num_envs)
         for m in steps
