@@ -21,7 +21,7 @@ import torch
 
 from autoplace.device_names import CPU, canonical_device, is_accelerator
 from autoplace.errors import DeviceError
-from autoplace.processes import ChildProcess, PipeChannel
+from autoplace.processes import ChildProcess, PipeChannel, wait_any_process
 
 __all__ = [
     "CPU",
@@ -48,6 +48,7 @@ __all__ = [
     "synchronize",
     "torch_threads",
     "use_clock",
+    "wait_any",
 ]
 
 
@@ -55,7 +56,7 @@ class MessageChannel(Protocol):
     """A queue between two threads of control."""
 
     def put(self, item: Any) -> None:  # noqa: ANN401 - whatever is sent
-        """Send ``item``."""
+        """Send ``item``, which is lost where the other side has ended."""
         ...
 
     def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - whatever was sent
@@ -109,6 +110,16 @@ class Clock(Protocol):
         """A queue between the caller and what it spawns."""
         ...
 
+    def wait_any(
+        self,
+        channels: Sequence[Any],
+        spawned: Sequence[Any],
+        *,
+        timeout_s: float | None,
+    ) -> Sequence[MessageChannel]:
+        """Wait for one of its own channels or of what it spawned; see :func:`wait_any`."""
+        ...
+
 
 class _RealClock:
     processes = True
@@ -122,6 +133,8 @@ class _RealClock:
 
     def channel(self) -> MessageChannel:
         return PipeChannel()
+
+    wait_any = staticmethod(wait_any_process)
 
 
 _clock: Clock = _RealClock()
@@ -152,6 +165,20 @@ def spawn(target: Callable[..., Any], *args: Any, name: str) -> Spawned:  # noqa
 def message_channel() -> MessageChannel:
     """A queue to or from what is spawned; pass it among the arguments."""
     return _clock.channel()
+
+
+def wait_any(
+    channels: Sequence[MessageChannel],
+    spawned: Sequence[Spawned] = (),
+    *,
+    timeout_s: float | None = None,
+) -> Sequence[MessageChannel]:
+    """Wait until a channel has an item, something that was spawned has ended, or time is up.
+
+    Returns:
+        The channels to look at: those with an item, or whose other side has ended.
+    """
+    return _clock.wait_any(channels, spawned, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
@@ -26,28 +26,44 @@ _ORPHANED = 1  # exit code of a child whose parent is gone
 
 
 class PipeChannel:
-    """A queue from one process to another, for small picklable messages."""
+    """A queue from one process to another, for small picklable messages.
+
+    A process that has begun to read or to write closes its copy of the other end: so an item that
+    is cut short by the death of its writer is noticed, instead of being waited for.
+
+    Attributes:
+        reader: where items arrive.
+    """
 
     def __init__(self) -> None:
-        self._reader, self._writer = multiprocessing.Pipe(duplex=False)
+        self.reader, self._writer = multiprocessing.Pipe(duplex=False)
 
     def put(self, item: Any) -> None:  # noqa: ANN401 - whatever is sent
-        """Send ``item``; it fits into the pipe, or this waits until it is read."""
-        self._writer.send(item)
+        """Send ``item``; it fits into the pipe, or this waits until it is read.
+
+        It is lost where the other side has ended.
+        """
+        self.reader.close()
+        with contextlib.suppress(OSError):
+            self._writer.send(item)
 
     def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - whatever was sent
         """Wait for the next item.
 
         Raises:
-            queue.Empty: none arrived within ``timeout`` seconds.
+            queue.Empty: none arrived within ``timeout`` seconds, or none ever will.
         """
-        if not self._reader.poll(timeout):
-            raise queue.Empty
-        return self._reader.recv()
+        self._writer.close()
+        try:
+            if self.reader.poll(timeout):
+                return self.reader.recv()
+        except (EOFError, OSError):  # the other side has ended, perhaps within an item
+            pass
+        raise queue.Empty
 
     def close(self) -> None:
         """Close this process's ends."""
-        self._reader.close()
+        self.reader.close()
         self._writer.close()
 
 
@@ -62,6 +78,11 @@ class ChildProcess:
         self._process = context.Process(target=_run, args=(target,), name=name, daemon=True)
         with without_main():
             self._process.start()
+
+    @property
+    def sentinel(self) -> int:
+        """What can be waited for until it has ended."""
+        return self._process.sentinel
 
     @property
     def pid(self) -> int | None:
@@ -87,6 +108,22 @@ class ChildProcess:
             self._process.join(grace_s)
         self._process.kill()
         self._process.join()
+
+
+def wait_any_process(
+    channels: Sequence[PipeChannel],
+    spawned: Sequence[ChildProcess],
+    *,
+    timeout_s: float | None,
+) -> list[PipeChannel]:
+    """Wait until a channel has an item or has lost its writer, a process has ended, or time is up.
+
+    Returns:
+        The channels that have an item or have lost their writer.
+    """
+    waited: list[Any] = [channel.reader for channel in channels]
+    ready = connection.wait([*waited, *(process.sentinel for process in spawned)], timeout_s)
+    return [channel for channel in channels if channel.reader in ready]
 
 
 def echo(inbound: Any, outbound: Any) -> None:  # noqa: ANN401 - channels of any clock

@@ -18,8 +18,8 @@ class OutcomeRecorder:
             final observations were taken last; ``None`` where all are.
     """
 
-    def __init__(self, outcomes: Tensor, episodes: EpisodeTracker) -> None:
-        """Write into ``outcomes``, ``[T, 3, N]`` on the host."""
+    def __init__(self, outcomes: Tensor, episodes: EpisodeTracker | None) -> None:
+        """Write into ``outcomes``, ``[T, 3, N]`` on the host, and tell ``episodes``, if any."""
         self._rows = [tuple(row) for row in outcomes.numpy()]
         self._num_envs = outcomes.shape[2]
         self._episodes = episodes
@@ -43,7 +43,8 @@ class OutcomeRecorder:
         if step.valid is not None:
             row = t * self._num_envs
             self._invalid.extend((row + np.flatnonzero(~step.valid)).tolist())
-        self._episodes.add(step)
+        if self._episodes is not None:
+            self._episodes.add(step)
 
     def take_finals(self, observation_size: int) -> tuple[Tensor, Tensor]:
         """(index ``[F]``, observations ``[F, D]``) of truncated episodes; starts a new rollout.

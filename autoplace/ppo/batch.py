@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,44 +71,31 @@ def make_batch(
     hyperparameters: Hyperparameters,
     reward_normalizer: RewardNormalizer | None = None,
     *,
-    learning: ActorCritic | None = None,
+    acted: Sequence[ActorCritic] = (),
 ) -> Batch:
     """Log-probabilities, values, advantages and returns of a complete rollout.
 
     This is the trainer's ``gae`` stage.
 
     Args:
-        network: holds the weights and statistics that acted.
-        rollout: what they recorded.
+        network: that is to learn.
+        rollout: what was recorded.
         hyperparameters: discounts.
         reward_normalizer: scales the rewards, where they are scaled.
-        learning: the network that is to learn, where its weights are not those that acted. The
-            rows then hold the observations as this one normalises them.
+        acted: where it was not ``network`` that acted, those that did, each in an equal share of
+            the environments, in their order. Log-probabilities and values are theirs; the rows hold
+            the observations as ``network`` normalises them.
     """
-    steps, num_envs, spec = rollout.rollout_steps, rollout.num_envs, rollout.spec
-    observations = network.normalize(rollout.observations.view(-1, spec.observation_size))
-    acted_on = observations[: steps * num_envs]
-    if spec.is_plain:
-        values = _in_passes(network.value, observations)
-        outputs = _in_passes(network.policy, acted_on)
-    else:
-        outputs, values = _both_in_passes(network, observations)
-        outputs = outputs[: steps * num_envs]
-    values = values.view(steps + 1, num_envs)
-    finals = rollout.final_observations.to(rollout.observations.dtype)
-    final_values = network.value(network.normalize(finals))
-
-    actions = rollout.actions.view(steps * num_envs, -1)
-    chosen = actions if spec.continuous or spec.action_heads else actions[:, 0]
-    log_probs = log_prob(outputs, network.log_std, chosen, spec.action_heads)
-
+    spec = rollout.spec
+    seen = _evaluate(acted or (network,), rollout)
+    values, actions = seen.values, rollout.actions.view(rollout.num_rows, -1)
     rewards, terminated, truncated = rollout.outcomes.unbind(1)
     ended = torch.maximum(terminated, truncated)
     if hyperparameters.clip_rewards:
         rewards = rewards.sign()
     if reward_normalizer is not None:
         rewards = reward_normalizer.normalize(rewards, ended, rollout.valid_index)
-    led_to = bootstrap_values(values, terminated, rollout.final_index, final_values)
+    led_to = bootstrap_values(values, terminated, rollout.final_index, seen.final_values)
     advantage = advantages(
         rewards,
         values[:-1],
@@ -117,12 +105,13 @@ def make_batch(
         gae_lambda=hyperparameters.gae_lambda,
     )
     returns = advantage + values[:-1]
-    if learning is not None and network.normalize_observations:
-        acted_on = learning.normalize(torch.flatten(rollout.observations[:-1], 0, 1))
-    images = acted_on if spec.images else None
-    columns = [actions, *(x.reshape(-1, 1) for x in (log_probs, advantage, returns))]
+    observations = seen.observations
+    if observations is None or (acted and network.normalize_observations):
+        observations = network.normalize(torch.flatten(rollout.observations[:-1], 0, 1))
+    images = observations if spec.images else None
+    columns = [actions, *(x.reshape(-1, 1) for x in (seen.log_probs, advantage, returns))]
     if images is None:
-        columns.insert(0, acted_on)
+        columns.insert(0, observations)
     rows = torch.cat([column.float() for column in columns], 1)
     # A row that is no transition follows the end of an episode, where traces are cut, so it has
     # touched no other row's advantage; it only has to be left out.
@@ -130,6 +119,71 @@ def make_batch(
         rows = rows.index_select(0, rollout.valid_index)
         images = images if images is None else images.index_select(0, rollout.valid_index)
     return Batch(rows, spec, images)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A rollout as the weights that acted see it.
+
+    Attributes:
+        values: ``[T + 1, N]``.
+        log_probs: ``[T, N]``, or ``[T N]``.
+        final_values: ``[F]``.
+        observations: ``[T N, D]``, normalised; ``None`` where several networks acted.
+    """
+
+    values: Tensor
+    log_probs: Tensor
+    final_values: Tensor
+    observations: Tensor | None
+
+
+def _evaluate(acted: Sequence[ActorCritic], rollout: Rollout) -> _Seen:
+    """Evaluate every share of the environments by the network that acted in it."""
+    if all(network is acted[0] for network in acted):
+        return _evaluate_all(acted[0], rollout.observations, rollout.actions, rollout)
+    width = rollout.num_envs // len(acted)
+    final_env = rollout.final_index % rollout.num_envs
+    observations, actions = rollout.observations, rollout.actions
+    values = observations.new_empty(observations.shape[:2], dtype=torch.float32)
+    log_probs = values.new_empty(actions.shape[:2])
+    final_values = values.new_zeros(final_env.shape)
+    for network in dict.fromkeys(acted):
+        ours = [by is network for by in acted for _ in range(width)]
+        is_ours = torch.tensor(ours, device=values.device)
+        columns = is_ours.nonzero().squeeze(1)
+        part = _evaluate_all(
+            network,
+            observations.index_select(1, columns),
+            actions.index_select(1, columns),
+            rollout,
+        )
+        values.index_copy_(1, columns, part.values)
+        log_probs.index_copy_(1, columns, part.log_probs.view(len(actions), -1))
+        final_values = torch.where(is_ours[final_env], part.final_values, final_values)
+    return _Seen(values, log_probs, final_values, None)
+
+
+def _evaluate_all(
+    network: ActorCritic, observations: Tensor, actions: Tensor, rollout: Rollout
+) -> _Seen:
+    """Evaluate ``observations [T + 1, n, D]``, ``actions [T, n]`` and all final observations."""
+    spec, num_rows = rollout.spec, actions.shape[0] * actions.shape[1]
+    normalized = network.normalize(observations.view(-1, spec.observation_size))
+    acted_on = normalized[:num_rows]
+    if spec.is_plain:
+        values = _in_passes(network.value, normalized)
+        outputs = _in_passes(network.policy, acted_on)
+    else:
+        outputs, values = _both_in_passes(network, normalized)
+        outputs = outputs[:num_rows]
+    finals = rollout.final_observations.to(observations.dtype)
+    final_values = network.value(network.normalize(finals))
+    chosen = actions.view(num_rows, -1)
+    if not (spec.continuous or spec.action_heads):
+        chosen = chosen[:, 0]
+    log_probs = log_prob(outputs, network.log_std, chosen, spec.action_heads)
+    return _Seen(values.view(observations.shape[:2]), log_probs, final_values, acted_on)
 
 
 def _in_passes(function: object, rows: Tensor) -> Tensor:

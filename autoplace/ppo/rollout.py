@@ -97,6 +97,11 @@ class Rollout:
         """Env steps recorded: ``T N``."""
         return self.rollout_steps * self.num_envs
 
+    @property
+    def num_transitions(self) -> int:
+        """Env steps to learn from: all rows, or those that are transitions."""
+        return self.num_rows if self.valid_index is None else int(self.valid_index.shape[0])
+
     def copy_steps_from(self, source: Rollout, start: int, stop: int) -> None:
         """Queue copies of vector steps ``start``..``stop`` of another rollout, without waiting."""
         here = slice(start, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -95,21 +96,21 @@ class Learner:
         *,
         learning_rate: float,
         iteration: int,
-        acted: ActorCritic | None = None,
+        acted: Sequence[ActorCritic] = (),
     ) -> UpdateStats:
         """Learn from a complete rollout; everything is on the learner's device, and done after.
 
-        Each stage ends with the device synchronised, so that its time is its own. ``acted`` holds
-        the weights that sampled, where they are not those that learn.
+        Each stage ends with the device synchronised, so that its time is its own. ``acted`` are
+        the networks that sampled, as :func:`make_batch` takes them.
         """
         with devices.torch_threads(self._threads):
             start_s = now()
             batch = make_batch(
-                self.network if acted is None else acted,
+                self.network,
                 rollout,
                 self._hyperparameters,
                 self.reward_normalizer,
-                learning=None if acted is None else self.network,
+                acted=acted,
             )
             devices.synchronize(self.device)
             batched_s = now()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autoplace.device import now
-from autoplace.envs import make_vector_env, spawn_seeds
+from autoplace.envs import spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.errors import UsageError
 from autoplace.planner.plan import Plan
@@ -84,13 +84,13 @@ def train(
 class Loop:
     """A run that is laid out and goes on iteration by iteration, as its owner wants it to."""
 
-    def __init__(self, run: Run, scheme: Scheme, plan: Plan, num_iterations: int) -> None:
+    def __init__(self, run: Run, scheme: Scheme, setup: Setup) -> None:
         self.run = run
-        self.num_iterations = num_iterations
+        self.num_iterations = setup.iterations.stop
         self._scheme = scheme
-        self._hyperparameters = plan.workload.hyperparameters
-        self._draws = Draws(plan.workload, run.progress.seed)
-        self._iteration = run.progress.iteration
+        self._hyperparameters = setup.hyperparameters
+        self._draws = setup.draws
+        self._iteration = setup.iterations.start
         self._start_s: float | None = None  # of the iteration in progress, where work goes on
 
     @property
@@ -106,9 +106,9 @@ class Loop:
         """
         scheme, iteration = self._scheme, self._iteration
         start_s = self._start_s if self._start_s is not None else now()
-        scheme.sample(self._draws.noise(iteration))
+        scheme.sample(iteration)
         with self.run.learning():
-            update = scheme.learn(
+            completed = scheme.learn(
                 self._draws.permutations(iteration),
                 learning_rate=learning_rate(self._hyperparameters, iteration, self.num_iterations),
                 iteration=iteration + 1,
@@ -118,15 +118,15 @@ class Loop:
         self._iteration += 1
         # Whoever overlaps goes on working while callbacks run.
         self._start_s = end_s if scheme.overlaps else None
-        if update is not None:
-            self.run.end_iteration(update, end_s - start_s)
+        if completed is not None:
+            self.run.end_iteration(completed, end_s - start_s)
 
     def drain(self) -> None:
         """Complete what is in flight."""
         start_s = self._start_s if self._start_s is not None else now()
-        update = self._scheme.drain()
-        if update is not None:
-            self.run.end_iteration(update, now() - start_s)
+        completed = self._scheme.drain()
+        if completed is not None:
+            self.run.end_iteration(completed, now() - start_s)
 
     def rest(self) -> None:
         """Wait until nothing is at work; the next iteration, which finds it so, takes longer."""
@@ -163,13 +163,6 @@ def open_loop(
                 callbacks,
             )
         )
-        envs = make_vector_env(
-            run.description,
-            num_envs=hyper.num_envs,
-            backend=placement.env_backend,
-            num_workers=placement.num_workers,
-        )
-        stack.callback(envs.close)
         network = (
             run.resumed_from.build_network()
             if run.resumed_from is not None
@@ -180,17 +173,20 @@ def open_loop(
         setup = Setup(
             placement=placement,
             hyperparameters=hyper,
-            envs=envs,
+            description=run.description,
+            env_seeds=spawn_seeds(seed, hyper.num_envs, stream=run.progress.iteration),
+            draws=Draws(workload, seed),
             network=network,
+            iterations=range(run.progress.iteration, num_iterations),
             episodes=EpisodeTracker(hyper.num_envs, run.progress.recent_episodes),
+            resources=stack,
             timer=StageTimer(),
             stop=stop,
         )
         scheme = make_scheme(plan.scheme, setup)
-        stack.callback(scheme.close)
-        run.start(setup, scheme)
-        envs.reset(spawn_seeds(seed, hyper.num_envs, stream=run.progress.iteration))
-        yield Loop(run, scheme, plan, num_iterations)
+        run.start(setup, scheme.learner)
+        scheme.start()
+        yield Loop(run, scheme, setup)
 
 
 def count_iterations(hyperparameters: Hyperparameters, total_steps: int) -> int:

@@ -15,7 +15,6 @@ from autoplace.envs.description import inspect_env
 from autoplace.errors import EnvError, UsageError
 from autoplace.planner.plan import Plan
 from autoplace.ppo.network import ActorCritic
-from autoplace.ppo.update import UpdateStats
 from autoplace.results import RunResult
 from autoplace.train.callbacks import Callback, IterationReport, RunStart
 from autoplace.train.checkpoint import (
@@ -25,9 +24,10 @@ from autoplace.train.checkpoint import (
     refuse_other_run,
 )
 from autoplace.train.episode_log import EpisodeLog
+from autoplace.train.learner import Learned
 from autoplace.train.policy import Policy
 from autoplace.train.saving import Saver
-from autoplace.train.schemes.base import Scheme, Setup
+from autoplace.train.schemes.base import Completed, Setup
 from autoplace.train.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,6 @@ class Run:
         self._env_steps_before = self.progress.env_steps
         self._wall_before_s = self.progress.wall_s
         self._is_learning = False
-        self._num_skipped = 0  # rows so far that were no transitions
         self._warm_env_steps = 0  # of this call, up to the end of its first iteration
 
     def __enter__(self) -> Run:
@@ -93,11 +92,11 @@ class Run:
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     self._save()
 
-    def start(self, setup: Setup, scheme: Scheme) -> None:
+    def start(self, setup: Setup, learner: Learned) -> None:
         """Everything is laid out: restore what was saved, tell the callbacks, start the clock."""
-        self._setup, self._scheme, self._learner = setup, scheme, scheme.learner
+        self._setup, self._learner = setup, learner
         if self.resumed_from is not None:
-            self.resumed_from.restore(self._learner)
+            self.resumed_from.restore(learner)
         if self._run_dir is not None:
             self._write_settings(self._run_dir)
             self._saver = Saver(
@@ -128,12 +127,10 @@ class Run:
         yield
         self._is_learning = False  # not where the block raised: the weights stay unfit
 
-    def end_iteration(self, update: UpdateStats, iteration_s: float) -> None:
+    def end_iteration(self, completed: Completed, iteration_s: float) -> None:
         """Count the iteration, save if it is time to, and tell the callbacks."""
         self._end_s = now()
-        skipped = self._setup.episodes.num_skipped
-        rows = self._plan.workload.hyperparameters.rollout_rows - (skipped - self._num_skipped)
-        self._num_skipped = skipped
+        rows = completed.num_transitions
         if self._done == 0:
             self._warm_s, self._warm_env_steps = self._end_s, rows
         self.progress = dataclasses.replace(
@@ -147,7 +144,7 @@ class Run:
         if self._saver is not None:
             self._saver.end_iteration(self._learner, self.progress)
         self._remark_on_endless_episodes()
-        report = self._report(update, iteration_s, rows, stages)
+        report = self._report(completed, iteration_s, stages)
         for callback in self._callbacks:
             callback.on_iteration(report)
 
@@ -203,11 +200,7 @@ class Run:
         return counted / elapsed_s if elapsed_s > 0 else 0.0
 
     def _report(
-        self,
-        update: UpdateStats,
-        iteration_s: float,
-        rows: int,
-        stages: dict[tuple[str, str], float],
+        self, completed: Completed, iteration_s: float, stages: dict[tuple[str, str], float]
     ) -> IterationReport:
         episodes, rate = self._setup.episodes, self._env_steps_per_s
         rows_left = (self._num_iterations - self.progress.iteration) * (
@@ -219,7 +212,7 @@ class Run:
             num_iterations=self._num_iterations,
             env_steps=self.progress.env_steps,
             total_steps=self.progress.total_steps,
-            rows=rows,
+            rows=completed.num_transitions,
             call_env_steps=self._call_env_steps,
             iteration_s=iteration_s,
             call_wall_s=self._end_s - self._start_s,
@@ -234,10 +227,10 @@ class Run:
                 dataclasses.replace(e, env_steps=e.env_steps + self._env_steps_before)
                 for e in ended
             ),
-            policy_lag=self._scheme.lag.mean,
-            max_policy_lag=self._scheme.lag.max,
+            policy_lag=completed.lag.mean,
+            max_policy_lag=completed.lag.max,
             stage_s=stages,
-            update=update,
+            update=completed.update,
         )
 
     def _remark_on_endless_episodes(self) -> None:

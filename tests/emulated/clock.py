@@ -146,10 +146,14 @@ class VirtualClock:
         return LaneChannel(self.lanes, handoff_s)
 
     def wait_any(
-        self, channels: Sequence[LaneChannel], *, timeout_s: float | None = None
+        self,
+        channels: Sequence[LaneChannel],
+        spawned: Sequence[LaneThread] = (),
+        *,
+        timeout_s: float | None = None,
     ) -> list[LaneChannel]:
-        """Wait for the first item on any channel; the channels that then have one."""
-        self.lanes.wait(first_ready(channels), timeout_s=timeout_s)
+        """Wait for an item on any channel or the end of any lane; the channels that have one."""
+        self.lanes.wait(first_ready(channels, spawned), timeout_s=timeout_s)
         return [channel for channel in channels if not channel.empty()]
 
     @property

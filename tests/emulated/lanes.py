@@ -350,12 +350,12 @@ class LaneChannel:
         return at is None or at > self._lanes.current().time_s
 
 
-def first_ready(channels: Iterable[LaneChannel]) -> Ready:
-    """What :meth:`Lanes.wait` takes to wait for the first of several channels."""
-    channels = tuple(channels)
+def first_ready(channels: Iterable[LaneChannel], threads: Iterable[LaneThread] = ()) -> Ready:
+    """What :meth:`Lanes.wait` takes to wait for the first of several channels and ends."""
+    channels, threads = tuple(channels), tuple(threads)
 
     def ready() -> float | None:
-        times = [at for at in (channel.ready_s() for channel in channels) if at is not None]
-        return min(times, default=None)
+        times = [*(c.ready_s() for c in channels), *(t.finished_s for t in threads)]
+        return min((at for at in times if at is not None), default=None)
 
     return ready

@@ -64,9 +64,9 @@ def test_a_rollout_is_sampled_with_the_weights_of_one_update_ago(env, monkeypatc
     sampled = []
     sample = HostSampler.sample
 
-    def spy(self, noise):
-        sampled.append(self._policy_step._network.flat.clone())
-        sample(self, noise)
+    def spy(self, policy_step, noise):
+        sampled.append(policy_step._network.flat.clone())
+        sample(self, policy_step, noise)
 
     monkeypatch.setattr(HostSampler, "sample", spy)
     watching = Watching()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
+from autoplace.envs import VectorEnv, make_vector_env
+from autoplace.envs.description import EnvDescription
 from autoplace.envs.episodes import EpisodeTracker
-from autoplace.envs.vector import VectorEnv
+from autoplace.envs.workers import DEADLINE_S
 from autoplace.planner.plan import Placement
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.update import UpdateStats
+from autoplace.train.draws import Draws
 from autoplace.train.interrupt import StopRequest
 from autoplace.train.learner import Learned
 from autoplace.train.stage_timer import StageTimer
@@ -25,20 +30,47 @@ class Setup:
     Attributes:
         placement: where and how, from the plan.
         hyperparameters: how PPO learns.
-        envs: the environments, already reset.
+        description: of the environments.
+        env_seeds: one per environment, for its first reset.
+        draws: all other randomness.
         network: on the host; the weights that the run starts from.
+        iterations: those that this call is to complete, counted from 0.
         episodes: told of every vector step.
+        resources: closed when the run ends, however it does, the latest first.
         timer: told of every stage.
         stop: checked between vector steps.
+        worker_deadline_s: how long any other process may be silent until it counts as hung, where
+            that is not left to each kind of them.
     """
 
     placement: Placement
     hyperparameters: Hyperparameters
-    envs: VectorEnv
+    description: EnvDescription
+    env_seeds: Sequence[int]
+    draws: Draws
     network: ActorCritic
+    iterations: range
     episodes: EpisodeTracker
+    resources: contextlib.ExitStack
     timer: StageTimer = field(default_factory=StageTimer)
     stop: StopRequest = field(default_factory=StopRequest)
+    worker_deadline_s: float | None = None
+
+    def make_envs(self) -> VectorEnv:
+        """All environments behind one interface, still to be reset.
+
+        Raises:
+            EnvError: one cannot be made.
+        """
+        envs = make_vector_env(
+            self.description,
+            num_envs=self.hyperparameters.num_envs,
+            backend=self.placement.env_backend,
+            num_workers=self.placement.num_workers,
+            deadline_s=self.worker_deadline_s or DEADLINE_S,
+        )
+        self.resources.callback(envs.close)
+        return envs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +86,23 @@ class Lag:
     max: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """An iteration whose update is complete.
+
+    Attributes:
+        update: what the update said.
+        num_transitions: env steps in the rollout that it learned from.
+        lag: of that rollout.
+    """
+
+    update: UpdateStats
+    num_transitions: int
+    lag: Lag = Lag()
+
+
 class Scheme(Protocol):
     """One iteration laid out on the devices. Owns every crossing between them."""
-
-    @property
-    def lag(self) -> Lag:
-        """Of the rollout that the last complete update learned from."""
-        ...
 
     @property
     def learner(self) -> Learned:
@@ -72,13 +114,21 @@ class Scheme(Protocol):
         """Whether a rollout is learned from while the next one is sampled."""
         ...
 
-    def sample(self, noise: Tensor) -> None:
-        """Fill the rollout; ``noise`` is ``[T, N, A]`` on the host."""
+    def start(self) -> None:
+        """Reset the environments; called once, before the first rollout."""
+        ...
+
+    def sample(self, iteration: int) -> None:
+        """Fill the rollout of ``iteration``, counted from 0.
+
+        Raises:
+            StopRequested: a stop was asked for between two vector steps.
+        """
         ...
 
     def learn(
         self, permutations: Tensor, *, learning_rate: float, iteration: int
-    ) -> UpdateStats | None:
+    ) -> Completed | None:
         """Learn from the rollout, or hand it over and take what became of the one before.
 
         Args:
@@ -87,7 +137,7 @@ class Scheme(Protocol):
             iteration: counted from 1, for messages.
 
         Returns:
-            What the update that is complete now said; ``None`` where there is none yet.
+            The iteration that is complete now; ``None`` where there is none yet.
         """
         ...
 
@@ -95,7 +145,7 @@ class Scheme(Protocol):
         """Bring the weights that sample up to date with those that learned."""
         ...
 
-    def drain(self) -> UpdateStats | None:
+    def drain(self) -> Completed | None:
         """Wait for the update in flight; ``None`` where there is none."""
         ...
 
@@ -103,22 +153,22 @@ class Scheme(Protocol):
         """Wait until nothing of this scheme is at work, until the next ``sample``."""
         ...
 
-    def close(self) -> None:
-        """End what the scheme has started; an update in flight is dropped."""
-        ...
-
 
 class InTurn:
     """Of schemes that sample and learn in turn: nothing is ever in flight."""
 
     overlaps = False
-    lag = Lag()
+
+    def __init__(self, setup: Setup) -> None:
+        self._seeds = setup.env_seeds
+        self._envs = setup.make_envs()
+
+    def start(self) -> None:
+        """Reset the environments."""
+        self._envs.reset(self._seeds)
 
     def drain(self) -> None:
         """Nothing is in flight."""
 
     def rest(self) -> None:
         """Nothing is at work."""
-
-    def close(self) -> None:
-        """Nothing was started."""

@@ -5,22 +5,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from autoplace.device_names import CPU
+from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import InTurn, Setup
+from autoplace.train.schemes.base import Completed, InTurn, Setup
 
 
 class CpuScheme(InTurn):
     """One network samples and learns; each phase has its own number of threads."""
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         hyper, placement = setup.hyperparameters, setup.placement
+        self._draws = setup.draws
         self._rollout = Rollout(
             setup.network.spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs
         )
-        self._sampler = HostSampler(setup, setup.network, self._rollout)
+        self._sampler = HostSampler.of(setup, self._envs, self._rollout)
+        self._policy_step = PolicyStep(setup.network)
         self.learner = Learner(
             setup.network,
             hyper,
@@ -30,15 +33,16 @@ class CpuScheme(InTurn):
             timer=setup.timer,
         )
 
-    def sample(self, noise: Tensor) -> None:
+    def sample(self, iteration: int) -> None:
         """Fill the rollout."""
-        self._sampler.sample(noise)
+        self._sampler.sample(self._policy_step, self._draws.noise(iteration))
 
-    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:
+    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> Completed:
         """Learn from the rollout."""
-        return self.learner.learn(
+        update = self.learner.learn(
             self._rollout, permutations, learning_rate=learning_rate, iteration=iteration
         )
+        return Completed(update=update, num_transitions=self._rollout.num_transitions)
 
     def publish(self) -> None:
         """Nothing to do: the weights that sample are those that learned."""

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from autoplace import device as devices
-from autoplace.device import now
+from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import UpdateStats
-from autoplace.train.remote_learner import Answer, RemoteLearner
+from autoplace.train.remote_learner import RemoteLearner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import Lag, Setup
+from autoplace.train.schemes.base import Completed, Setup
 
 
 class DoubleBufferScheme:
@@ -36,9 +34,8 @@ class DoubleBufferScheme:
 
     def __init__(self, setup: Setup) -> None:
         hyper, placement = setup.hyperparameters, setup.placement
-        self._timer = setup.timer
-        self._threads = placement.sample_threads
-        rollouts = tuple(
+        self._timer, self._draws, self._seeds = setup.timer, setup.draws, setup.env_seeds
+        rollouts = [
             Rollout(
                 setup.network.spec,
                 rollout_steps=hyper.rollout_steps,
@@ -47,65 +44,48 @@ class DoubleBufferScheme:
                 shared=True,
             )
             for _ in range(2)
-        )
-        self.learner = RemoteLearner(
-            setup.network,
-            hyper,
-            rollouts,
-            minibatch_rows=placement.minibatch_rows,
-            device=placement.learn_device,
-            threads=placement.learn_threads,
-        )
-        self._samplers = [HostSampler(setup, self.learner.network, rollout) for rollout in rollouts]
+        ]
+        self._envs = setup.make_envs()
+        self.learner = RemoteLearner(setup, rollouts, max_policy_lag=1)
+        self._policy_step = PolicyStep(self.learner.network)
+        self._samplers = [HostSampler.of(setup, self._envs, rollout) for rollout in rollouts]
         self._buffer = 0  # the one that is being filled
-        self._answer: Answer | None = None  # what the learner said while at rest
-        self.lag = Lag()
-        self._next_lag = Lag()  # the first rollout is sampled by the weights that learn from it
+        self._version = 0  # of the weights that fill it
 
-    def sample(self, noise: Tensor) -> None:
+    def start(self) -> None:
+        """Reset the environments."""
+        self._envs.reset(self._seeds)
+
+    def sample(self, iteration: int) -> None:
         """Fill the rollout that the learner is not working on."""
-        self._samplers[self._buffer].sample(noise)
+        self._version = self.learner.version
+        self._samplers[self._buffer].sample(self._policy_step, self._draws.noise(iteration))
 
     def learn(
         self, permutations: Tensor, *, learning_rate: float, iteration: int
-    ) -> UpdateStats | None:
+    ) -> Completed | None:
         """Hand the rollout over once the learner has finished the one before, and return that."""
-        update = self.drain()
-        start_s = now()
-        with devices.torch_threads(self._threads):
-            self.learner.hand_over(
-                self._buffer, permutations, learning_rate=learning_rate, iteration=iteration
-            )
+        completed = self.drain()
+        self.learner.hand_over(
+            self._buffer,
+            permutations,
+            versions=(self._version,),
+            learning_rate=learning_rate,
+            iteration=iteration,
+        )
         self._buffer = 1 - self._buffer
-        self._timer.add("handoff", "sampler", now() - start_s)
-        if update is None:
+        if completed is None:
             self._timer.take()  # only the pipeline was filled: no iteration yet
-        return update
+        return completed
 
     def publish(self) -> None:
         """Nothing to do: the new weights were taken at the hand-over."""
 
-    def drain(self) -> UpdateStats | None:
+    def drain(self) -> Completed | None:
         """Wait for the update in flight, and take its weights."""
-        answer = self._answer if self._answer is not None else self.learner.wait()
-        self._answer = None
-        if answer is None:
-            return None
-        start_s = now()
-        assert answer.update is not None and answer.stage_s is not None
-        with devices.torch_threads(self._threads):
-            self.learner.take_state(answer.update)
-        for (name, lane), seconds in answer.stage_s.items():
-            self._timer.add(name, lane, seconds)
-        self._timer.add("handoff", "sampler", now() - start_s)
-        self.lag, self._next_lag = self._next_lag, Lag(mean=1.0, max=1)
-        return answer.update
+        self.learner.wait()
+        return self.learner.take()
 
     def rest(self) -> None:
         """Wait for the update in flight, and take it at the next hand-over as ever."""
-        if self._answer is None:
-            self._answer = self.learner.wait()
-
-    def close(self) -> None:
-        """End the learner's process."""
-        self.learner.close()
+        self.learner.wait()

@@ -13,15 +13,15 @@ from autoplace.device import now
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
-from autoplace.train.schemes.base import InTurn, Setup
+from autoplace.train.schemes.base import Completed, InTurn, Setup
 
 
 class GpuScheme(InTurn):
     """The rollout is born on the device; only what the environments answer comes from the host."""
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         hyper, placement = setup.hyperparameters, setup.placement
         self._setup = setup
         self._device = placement.learn_device
@@ -44,19 +44,20 @@ class GpuScheme(InTurn):
         )
         self._policy_step = PolicyStep(self.learner.network)
 
-    def sample(self, noise: Tensor) -> None:
+    def sample(self, iteration: int) -> None:
         """Fill the rollout, one round trip to the device per vector step.
 
         Raises:
             StopRequested: a stop was asked for between two vector steps.
         """
         setup, rollout, timer = self._setup, self._rollout, self._setup.timer
-        envs, record, stop = setup.envs, self._recorder.record, setup.stop
+        envs, record, stop = self._envs, self._recorder.record, setup.stop
         send, receive = self._inbound.send, self._outbound.receive
         send_s = policy_s = receive_s = env_s = 0.0
         self._recorder.take_finals(rollout.spec.observation_size)  # of an interrupted rollout
         with devices.torch_threads(setup.placement.sample_threads):
-            noise = noise.to(self._device)  # host -> device, once a rollout
+            # host -> device, once a rollout
+            noise = setup.draws.noise(iteration).to(self._device)
             for t, noise_row in enumerate(noise.unbind(0)):
                 stop.check()
                 start_s = now()
@@ -83,7 +84,7 @@ class GpuScheme(InTurn):
     def _send_outcomes(self) -> None:
         """Send what the environments answered, and where they are now."""
         rollout = self._rollout  # host -> device, once a rollout
-        rollout.observation_rows[-1].copy_(self._inbound.send(self._setup.envs.observations))
+        rollout.observation_rows[-1].copy_(self._inbound.send(self._envs.observations))
         rollout.outcomes.copy_(self._outcomes, non_blocking=True)
         index, observations = self._recorder.take_finals(rollout.spec.observation_size)
         rollout.final_index = index.to(self._device)
@@ -92,12 +93,13 @@ class GpuScheme(InTurn):
         rollout.valid_index = None if valid is None else valid.to(self._device)
         devices.synchronize(self._device)
 
-    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:
+    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> Completed:
         """Learn from the rollout where it is."""
         permutations = permutations.to(self._device)  # host -> device, once an iteration
-        return self.learner.learn(
+        update = self.learner.learn(
             self._rollout, permutations, learning_rate=learning_rate, iteration=iteration
         )
+        return Completed(update=update, num_transitions=self._rollout.num_transitions)
 
     def publish(self) -> None:
         """Nothing to do: the weights that sample are those that learned."""

@@ -10,18 +10,20 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import UpdateStats
 from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import InTurn, Setup
+from autoplace.train.schemes.base import Completed, InTurn, Setup
 
 
 class HybridScheme(InTurn):
     """Two copies of the network, two of the rollout, and a stream for what goes between them."""
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         hyper, placement = setup.hyperparameters, setup.placement
+        self._draws = setup.draws
         self._device = placement.learn_device
         self._interval = placement.transfer_interval_steps
         self._timer = setup.timer
@@ -35,7 +37,8 @@ class HybridScheme(InTurn):
         # Weights come back into page-locked memory, which the sampling network lives in.
         flat = devices.host_empty(setup.network.flat.shape, pinned_for=self._device)
         self._sampling_network = setup.network.over(flat.copy_(setup.network.flat))
-        self._sampler = HostSampler(setup, self._sampling_network, self._host)
+        self._sampler = HostSampler.of(setup, self._envs, self._host)
+        self._policy_step = PolicyStep(self._sampling_network)
         self.learner = Learner(
             setup.network.over(setup.network.flat.to(self._device)),  # host -> device, once a run
             hyper,
@@ -45,9 +48,12 @@ class HybridScheme(InTurn):
             timer=setup.timer,
         )
 
-    def sample(self, noise: Tensor) -> None:
+    def sample(self, iteration: int) -> None:
         """Fill the rollout; its chunks leave for the device meanwhile."""
-        self._sampler.sample(noise, chunk_steps=self._interval, on_chunk=self._send)
+        noise = self._draws.noise(iteration)
+        self._sampler.sample(
+            self._policy_step, noise, chunk_steps=self._interval, on_chunk=self._send
+        )
 
     def _send(self, start: int, stop: int) -> None:
         host, on_device = self._host, self._on_device
@@ -63,14 +69,15 @@ class HybridScheme(InTurn):
                     on_device.final_index = host.final_index.to(self._device)
                     on_device.final_observations = host.final_observations.to(self._device)
 
-    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> UpdateStats:
+    def learn(self, permutations: Tensor, *, learning_rate: float, iteration: int) -> Completed:
         """Learn from the rollout once all of it has arrived."""
         permutations = permutations.to(self._device)  # host -> device, once an iteration
         self._copies.join()  # what the device does next comes after the copies...
         self._copies.synchronize()  # ...and the learner's wait for them is no part of its stages
-        return self.learner.learn(
+        update = self.learner.learn(
             self._on_device, permutations, learning_rate=learning_rate, iteration=iteration
         )
+        return Completed(update=update, num_transitions=self._host.num_transitions)
 
     def publish(self) -> None:
         """Bring the weights and the statistics back to the network that samples."""
