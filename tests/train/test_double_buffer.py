@@ -192,7 +192,8 @@ def test_a_killed_learner_is_named_with_its_exit_code_and_the_run_is_saved(tmp_p
             run_dir=tmp_path,
             callbacks=[Then(3, lambda: signal_learner(signal.SIGKILL))],
         )
-    assert load_checkpoint(tmp_path).progress.iteration == 3
+    # The fourth update was under way; it may have been through.
+    assert load_checkpoint(tmp_path).progress.iteration in (3, 4)
 
 
 def test_a_learner_that_hangs_is_ended(tmp_path, monkeypatch):
@@ -204,7 +205,8 @@ def test_a_learner_that_hangs_is_ended(tmp_path, monkeypatch):
             run_dir=tmp_path,
             callbacks=[Then(3, lambda: signal_learner(signal.SIGSTOP))],
         )
-    assert load_checkpoint(tmp_path).progress.iteration == 3
+    # The fourth update was under way; it may have been through.
+    assert load_checkpoint(tmp_path).progress.iteration in (3, 4)
     assert multiprocessing.active_children() == []
 
 
