@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Matmul:
+class Matmul:
     """Seconds of an (m, k) @ (k, n): a + max(flops / R (1 + h / m)(1 + g / n), bytes / B)."""
 
     fixed_s: float
@@ -64,7 +64,7 @@ class Line:
 _HALF_SIZES = ((0.5, 0.5), (16.0, 0.5), (256.0, 0.5), (8.0, 16.0))
 
 
-def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
+def _fit_matmul(rows: Sequence[Measurement]) -> Matmul:
     shapes = np.array([m.task.shape for m in rows], dtype=float)
     seconds = np.array([m.median_s for m in rows])
     m, k, n = shapes.T
@@ -98,7 +98,7 @@ def _fit_matmul(rows: Sequence[Measurement]) -> _Matmul:
         )
         for half_rows, half_columns in _HALF_SIZES
     ]
-    return _Matmul(*(float(value) for value in np.exp(min(fits, key=lambda fit: fit.cost).x)))
+    return Matmul(*(float(value) for value in np.exp(min(fits, key=lambda fit: fit.cost).x)))
 
 
 def fit_line(rows: Sequence[Measurement], nbytes: Callable[[Task], float]) -> Line:
@@ -132,7 +132,7 @@ class Primitives:
                 groups[task.op, task.device, task.direction, task.pinned].append(measurement)
         self.dispatch_s: dict[str, float] = {}
         self.launch_s: dict[str, float] = {}
-        self.matmul: dict[tuple[str, int], _Matmul] = {}
+        self.matmul: dict[tuple[str, int], Matmul] = {}
         self.elementwise: dict[tuple[str, int], Line] = {}
         self.activation: dict[tuple[str, int], Line] = {}
         self.copy: dict[tuple[str, str, bool], Line] = {}
@@ -168,7 +168,7 @@ class Primitives:
         counts = [count for name, count in self.matmul if name == device]
         return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
 
-    def matmul_for(self, device: str, threads: int) -> _Matmul:
+    def matmul_for(self, device: str, threads: int) -> Matmul:
         """The matmul rates of a device with the nearest timed thread count."""
         return self.matmul[device, self.thread_count(device, threads)]
 

@@ -5,10 +5,12 @@ symbol                  meaning
 ======================  ===========================================================================
 e                       seconds of one step of one environment on one thread
 n, W                    environments stepped together, worker processes
-x                       seconds of one exchange with the workers: actions over, results back
+x                       seconds of one exchange with one worker: actions over, results back
+h                       seconds of one hand-off: a small message to a process and its answer
 ======================  ===========================================================================
 
-In-process, a vector step takes n e; spread over workers it takes x + ceil(n / W) e.
+In-process, a vector step takes n e. Spread over workers it takes x + (W - 1) h / 2 + ceil(n / W) e:
+the sender's half of a hand-off, sending and receiving, is spent on one worker after the other.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.workload import EnvSpec
 
 IN_PROCESS, PROCESSES = "sync", "process"
-# An exchange in hand-offs of a small message: median over the environments of the calibration of
-# the 2-core reference machine that were timed with workers.
+_HANDOFF = Task(op="handoff")
+# An exchange in hand-offs: median over the environments of the calibration of the 2-core reference
+# machine that were timed with workers.
 _HANDOFFS_PER_EXCHANGE = 4.0
 
 
@@ -63,10 +66,11 @@ def scaled_steps(
         if m.task.op == "env_step" and m.task.env == env and m.task.workers <= cpus
     ]
     single_s, exchange_s = _step_and_exchange(steps)
-    if exchange_s is None:  # too fast for workers to have been timed
+    handoff = there.by_task.get(_HANDOFF)
+    if exchange_s is None or handoff is None:  # too fast for workers to be timed, or one CPU
         return steps
     timed = {m.task for m in steps}
-    more = _worker_steps(env, single_s, exchange_s, cpus, num_envs, "scaled")
+    more = _worker_steps(env, single_s, exchange_s, handoff.median_s, cpus, num_envs, "scaled")
     return steps + [m for m in more if m.task not in timed]
 
 
@@ -88,12 +92,12 @@ def given_steps(
         )
         for number in dict.fromkeys((1, num_envs))
     ]
-    handoff = calibration.by_task.get(Task(op="handoff"))
+    handoff = calibration.by_task.get(_HANDOFF)
     if handoff is None:  # a single CPU
         return steps
-    exchange_s = _HANDOFFS_PER_EXCHANGE * handoff.median_s
-    cpus = calibration.machine.usable_cpus
-    return [*steps, *_worker_steps(env, step_s, exchange_s, cpus, num_envs, "given")]
+    handoff_s, cpus = handoff.median_s, calibration.machine.usable_cpus
+    exchange_s = _HANDOFFS_PER_EXCHANGE * handoff_s
+    return [*steps, *_worker_steps(env, step_s, exchange_s, handoff_s, cpus, num_envs, "given")]
 
 
 def with_steps(calibration: Calibration, env: EnvSpec, steps: Iterable[Measurement]) -> Calibration:
@@ -105,11 +109,18 @@ def with_steps(calibration: Calibration, env: EnvSpec, steps: Iterable[Measureme
 
 
 def _worker_steps(
-    env: EnvSpec, step_s: float, exchange_s: float, cpus: int, num_envs: int, origin: str
+    env: EnvSpec,
+    step_s: float,
+    exchange_s: float,
+    handoff_s: float,
+    cpus: int,
+    num_envs: int,
+    origin: str,
 ) -> Iterator[Measurement]:
     for workers in thread_counts(cpus):
         for number in sorted({1, workers, num_envs}):
-            if workers <= number:
+            if workers <= number <= num_envs:
+                all_exchange_s = exchange_s + (workers - 1) / 2 * handoff_s
                 yield Measurement(
                     task=Task(
                         op="env_step",
@@ -118,7 +129,7 @@ def _worker_steps(
                         num_envs=number,
                         workers=workers,
                     ),
-                    times_s=(exchange_s + math.ceil(number / workers) * step_s,),
+                    times_s=(all_exchange_s + math.ceil(number / workers) * step_s,),
                     origin=origin,
                 )
 

@@ -168,7 +168,9 @@ class _Search:
                 {
                     (m.task.backend or "", m.task.workers)
                     for m in self._calibration.measurements
-                    if m.task.op == "env_step" and m.task.env == workload.env
+                    if m.task.op == "env_step"
+                    and m.task.env == workload.env
+                    and m.task.workers <= hyper.num_envs
                 }
             )
         )

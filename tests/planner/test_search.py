@@ -8,7 +8,7 @@ import json
 import pytest
 
 from autoplace.errors import CalibrationError, UsageError
-from autoplace.measurement import Calibration
+from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.choices import (
     MINIBATCH_EFFICIENCY,
     minibatch_choices,
@@ -287,3 +287,18 @@ def test_a_lag_that_is_forbidden_is_the_reason_given(laptop: Calibration) -> Non
     plan = make_plan(laptop, workload(), max_policy_lag=0)
     reasons = {c.scheme: c.rejected_because for c in plan.candidates}
     assert reasons["double-buffer"] == "its policy lag of 1 is above --max-policy-lag 0"
+
+
+def test_no_more_workers_are_proposed_than_there_are_environments() -> None:
+    def step(number: int, workers: int) -> Task:
+        backend = "process" if workers else "sync"
+        return Task(op="env_step", env=ENV, backend=backend, num_envs=number, workers=workers)
+
+    # 1 ms a step, and workers that cost next to nothing.
+    times = {step(1, 0): 1e-3, step(8, 0): 8e-3, step(1, 1): 1e-3, step(8, 2): 4e-3}
+    steps = [Measurement(task=task, times_s=(time_s,)) for task, time_s in times.items()]
+    calibration = make_calibration(Truth(), quick=True).with_measurements(steps)
+    many = make_plan(calibration, workload(num_envs=8), scheme="cpu")
+    assert many.placement.num_workers == 2
+    one = make_plan(calibration, workload(num_envs=1), scheme="cpu")
+    assert {c.placement.num_workers for c in one.candidates} == {0, 1}
