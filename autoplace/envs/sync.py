@@ -10,7 +10,7 @@ import numpy as np
 
 from autoplace.envs.checks import raise_from_env, refuse_non_finite
 from autoplace.envs.description import EnvDescription
-from autoplace.envs.make import make_env
+from autoplace.envs.make import Env, make_env
 from autoplace.envs.vector import Step
 from autoplace.errors import AutoplaceError, EnvError
 
@@ -21,8 +21,21 @@ class SyncVectorEnv:
     See :class:`autoplace.envs.vector.VectorEnv` for the interface.
     """
 
-    def __init__(self, description: EnvDescription, num_envs: int, *, first_index: int = 0) -> None:
+    def __init__(
+        self,
+        description: EnvDescription,
+        num_envs: int,
+        *,
+        first_index: int = 0,
+        first_env: Env | None = None,
+    ) -> None:
         """Make ``num_envs`` environments, called ``first_index`` and on in messages.
+
+        Args:
+            description: of each.
+            num_envs: how many.
+            first_index: number of the first.
+            first_env: the first itself, where it is there already.
 
         Raises:
             EnvError: one cannot be made.
@@ -46,7 +59,8 @@ class SyncVectorEnv:
             self._vectors = vectors if vectors.size else None
         self._zeros = np.zeros_like(self._numbers)
         self._decode = description.actions.decode
-        self._envs = [make_env(description.env) for _ in range(num_envs)]
+        self._envs = [first_env] if first_env is not None else []
+        self._envs += [make_env(description.env) for _ in range(num_envs - len(self._envs))]
         self._steps = [env.step for env in self._envs]
         self._num_steps = 0
 

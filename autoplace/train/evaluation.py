@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from autoplace import device as devices
-from autoplace.envs import make_vector_env, spawn_seeds
+from autoplace.envs import SyncVectorEnv, spawn_seeds
+from autoplace.envs.video import make_recorded_env
 from autoplace.errors import EnvError, UsageError
 from autoplace.train.policy import Policy, load_policy
 
@@ -69,6 +70,7 @@ def evaluate(
     deterministic: bool = True,
     checkpoint: str = "latest",
     seed: int = 0,
+    video_dir: Path | str | None = None,
 ) -> EvaluationResult:
     """Run whole episodes.
 
@@ -81,10 +83,12 @@ def evaluate(
         deterministic: take the most probable action instead of sampling.
         checkpoint: of a run folder: ``latest``, ``best``, or the env steps of one that was kept.
         seed: of the environments; never the same as in training.
+        video_dir: where the first of every 16 episodes leave a video each; the returns are the
+            same with and without.
 
     Raises:
-        UsageError: fewer than one episode is asked for.
-        EnvError: an episode does not end.
+        UsageError: fewer than one episode is asked for, or no video can be written.
+        EnvError: an episode does not end, or the environment shows no images.
     """
     if episodes < 1:
         raise UsageError(f"--episodes must be at least 1, got {episodes}: raise it")
@@ -93,7 +97,9 @@ def evaluate(
     with devices.torch_threads(
         1
     ):  # a few rows at a time: more threads only get in each other's way
-        returns, lengths = _run_episodes(policy, episodes, deterministic, seed)
+        returns, lengths = _run_episodes(
+            policy, episodes, deterministic, seed, None if video_dir is None else Path(video_dir)
+        )
     return EvaluationResult(
         returns=tuple(returns),
         lengths=tuple(lengths),
@@ -103,11 +109,14 @@ def evaluate(
 
 
 def _run_episodes(
-    policy: Policy, episodes: int, deterministic: bool, seed: int
+    policy: Policy, episodes: int, deterministic: bool, seed: int, video_dir: Path | None
 ) -> tuple[list[float], list[int]]:
     num_envs = min(episodes, _MAX_ENVS)
     left = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    envs = make_vector_env(policy.description, num_envs=num_envs)
+    recorded = None
+    if video_dir is not None:
+        recorded = make_recorded_env(policy.description.env, video_dir, episodes=int(left[0]))
+    envs = SyncVectorEnv(policy.description, num_envs, first_env=recorded)
     returns: list[float] = []
     lengths: list[int] = []
     running_return, running_length = np.zeros(num_envs), np.zeros(num_envs, np.int64)

@@ -1,4 +1,5 @@
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -100,3 +101,38 @@ def test_an_episode_without_end_is_named(tmp_path, monkeypatch):
 def test_at_least_one_episode_is_asked_for(tmp_path):
     with pytest.raises(UsageError, match="--episodes must be at least 1, got 0"):
         evaluate(tmp_path, episodes=0)
+
+
+class Shown(Counter):
+    """Shows a grey image that darkens with its steps."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 4}
+
+    def __init__(self, render_mode=None, **options):
+        super().__init__(**options)
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((32, 32, 3), 200 - 10 * self.steps, np.uint8)
+
+
+def test_the_first_of_every_16_episodes_leave_a_video_and_the_returns_are_the_same(tmp_path):
+    pytest.importorskip("moviepy")
+    env = register("Shown", Shown)
+    policy = trained(tmp_path / "run", env, total_steps=32)
+    plain = evaluate(policy, episodes=20)
+    filmed = evaluate(policy, episodes=20, video_dir=tmp_path / "videos")
+    assert filmed == plain
+    videos = sorted(file.name for file in (tmp_path / "videos").glob("*.mp4"))
+    assert videos == ["policy-episode-0.mp4", "policy-episode-1.mp4"]
+    assert all((tmp_path / "videos" / name).stat().st_size > 500 for name in videos)
+
+
+def test_what_cannot_be_recorded_is_one_clear_line(tmp_path, monkeypatch):
+    blind = trained(tmp_path / "blind", register("Blind", Counter), total_steps=32)
+    with pytest.raises(EnvError, match="cannot be made|cannot be recorded"):
+        evaluate(blind, episodes=1, video_dir=tmp_path / "videos")
+    shown = trained(tmp_path / "shown", register("ShownToo", Shown), total_steps=32)
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    with pytest.raises(UsageError, match=r"--video needs moviepy.*pip install 'autoplace\[video\]'"):
+        evaluate(shown, episodes=1, video_dir=tmp_path / "videos")
