@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -27,21 +26,12 @@ from autoplace.cli_options import (
 from autoplace.cli_output import (
     NoteHandler,
     calibration_progress,
-    json_events,
     note,
     print_json,
-    text_progress,
 )
 from autoplace.cli_planning import planned
-from autoplace.errors import AutoplaceError, UsageError
-
-if TYPE_CHECKING:
-    from autoplace.planner.plan import Plan
-    from autoplace.results import RunResult
-    from autoplace.train import Callback
-
-_INTERRUPTED = 130
-_DEFAULT_TOTAL_STEPS = 100_000
+from autoplace.cli_runs import INTERRUPTED, evaluate, train
+from autoplace.errors import AutoplaceError
 
 
 class _Failure(click.ClickException):
@@ -67,7 +57,7 @@ class _Group(click.Group):
             raise _Failure(error) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
-            ctx.exit(_INTERRUPTED)
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -211,177 +201,6 @@ def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options
 
 
 @main.command()
-@env_options
-@placement_options
-@hyperparameter_options
-@click.option(
-    "--total-steps",
-    type=click.IntRange(min=1),
-    help=f"Env steps of the whole run (default {_DEFAULT_TOTAL_STEPS:,}).",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same run (default 0).")
-@click.option("--run-dir", type=FOLDER, help="Where the run is kept; a new folder if not given.")
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir.")
-@click.option(
-    "--checkpoint-every",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Keep a checkpoint every N env steps, beside the latest and the best.",
-)
-@click.option("--plan", "plan_file", type=FILE, help="Run this plan (from plan --json).")
-@click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
-@json_option
-def train(
-    env: str,
-    env_kwargs: str | None,
-    total_steps: int | None,
-    seed: int | None,
-    run_dir: Path | None,
-    resume: bool,
-    checkpoint_every: int | None,
-    plan_file: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401
-) -> None:
-    """Train PPO on ENV where it is fastest here."""
-    if resume and run_dir is None:
-        raise UsageError("--resume goes on with the run in a folder: name it by --run-dir")
-    from autoplace.planner.explain import explain_plan
-
-    chosen = _plan_to_run(env, env_kwargs, plan_file, run_dir if resume else None, options)
-    if dry_run:
-        if as_json:
-            print_json(chosen.to_json())
-        else:
-            click.echo(explain_plan(chosen))
-        return
-    if as_json:
-        result = _run(chosen, total_steps, seed, run_dir, resume, checkpoint_every, json_events())
-    else:
-        click.echo(explain_plan(chosen, brief=True))
-        with text_progress() as watch:
-            result = _run(chosen, total_steps, seed, run_dir, resume, checkpoint_every, watch)
-        click.echo(_outcome(chosen, result))
-    if result.interrupted:
-        raise SystemExit(_INTERRUPTED)
-
-
-def _plan_to_run(
-    env: str,
-    env_kwargs: str | None,
-    plan_file: Path | None,
-    resumed: Path | None,
-    options: Mapping[str, Any],
-) -> Plan:
-    """The plan in a file, that of a run to go on with, or a new one."""
-    from autoplace import store
-    from autoplace.planner.plan import Plan
-
-    if resumed is not None:
-        source, chosen = resumed, Plan.read(store.read_run_plan(resumed), str(resumed))
-    elif plan_file is not None:
-        source, chosen = plan_file, Plan.read(store.read_plan(plan_file), str(plan_file))
-    else:
-        return planned(env, env_kwargs, options).plan
-    if chosen.workload.env.id != env:
-        raise UsageError(
-            f"{source} is for {chosen.workload.env.id}, got {env}: name the same environment"
-        )
-    return chosen
-
-
-def _run(
-    chosen: Plan,
-    total_steps: int | None,
-    seed: int | None,
-    run_dir: Path | None,
-    resume: bool,
-    checkpoint_every: int | None,
-    watch: Callback,
-) -> RunResult:
-    from autoplace import store
-    from autoplace.train import train as run_training
-
-    if resume:
-        assert run_dir is not None
-        folder = store.resume_run_dir(run_dir)
-        settings = store.read_run_config(run_dir)
-        seed = settings["seed"] if seed is None else seed
-        total_steps = total_steps or settings["total_steps"]
-    else:
-        seed = seed or 0
-        folder = store.create_run_dir(run_dir, env_id=chosen.workload.env.id, seed=seed)
-    with folder:
-        return run_training(
-            chosen,
-            total_steps=total_steps or _DEFAULT_TOTAL_STEPS,
-            seed=seed or 0,
-            run_dir=folder,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            callbacks=(watch,),
-        )
-
-
-def _outcome(chosen: Plan, result: RunResult) -> str:
-    """What came of a run: prediction beside measurement, and where it is kept."""
-    from autoplace import report
-    from autoplace.results import compare_stages
-
-    state = "interrupted" if result.interrupted else "done"
-    lines = [
-        f"{state}: {result.env_steps:,} env steps, mean return "
-        f"{report.describe_return(result.mean_return)}, saved in {result.run_dir}"
-    ]
-    if result.iterations > 1:
-        lines += [
-            "",
-            report.describe_stages(compare_stages(chosen, result)),
-            "",
-            report.describe_throughput(
-                chosen.chosen.env_steps_per_s,
-                chosen.workload.hyperparameters.rollout_rows / result.iteration_s,
-            ),
-        ]
-    lines += ["", f"autoplace evaluate {result.run_dir}"]
-    return "\n".join(lines)
-
-
-@main.command()
-@click.argument("run_dir", type=FOLDER)
-@click.option("--episodes", type=click.IntRange(min=1), default=20, show_default=True)
-@click.option("--stochastic", is_flag=True, help="Sample actions instead of taking the best.")
-@click.option(
-    "--checkpoint",
-    default="latest",
-    show_default=True,
-    metavar="NAME",
-    help="latest, best, or the env steps of one that was kept.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@json_option
-def evaluate(
-    run_dir: Path, episodes: int, stochastic: bool, checkpoint: str, seed: int, as_json: bool
-) -> None:
-    """Play episodes with the policy of a run, its statistics frozen."""
-    from autoplace import report
-    from autoplace.train import evaluate as run_evaluation
-
-    result = run_evaluation(
-        run_dir,
-        episodes=episodes,
-        deterministic=not stochastic,
-        checkpoint=checkpoint,
-        seed=seed,
-    )
-    if as_json:
-        print_json(result.to_json())
-        return
-    click.echo(report.describe_evaluation(result))
-
-
-@main.command()
 @click.argument("run_dir", type=FOLDER)
 @click.option("--output", type=FILE, required=True, help="The ONNX file to write.")
 @json_option
@@ -397,4 +216,6 @@ def export(run_dir: Path, output: Path, as_json: bool) -> None:
     click.echo(report.describe_export(result))
 
 
+main.add_command(train)
 main.add_command(compare)
+main.add_command(evaluate)

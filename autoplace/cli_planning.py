@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from autoplace.measurement import Calibration
     from autoplace.planner.memory import Limits
     from autoplace.planner.plan import Plan
-    from autoplace.workload import Workload
+    from autoplace.workload import EnvSpec, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,19 @@ class Planned:
 def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Workload:
     """The workload that the options describe: preset first, single flags on top."""
     from autoplace.envs import describe
+
+    return describe(_env_spec(env, env_kwargs, options), **_given_hyperparameters(env, options))
+
+
+def _env_spec(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> EnvSpec:
     from autoplace.workload import EnvSpec
 
+    return EnvSpec.make(
+        env, _parse_kwargs(env_kwargs), wrappers=options["wrappers"], images=options["images"]
+    )
+
+
+def _given_hyperparameters(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if options["preset"] is not None:
         from autoplace.presets import preset_hyperparameters
@@ -41,13 +53,7 @@ def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> W
     for name in [name for name, _, _ in HYPERPARAMETERS] + [name for name, _ in SWITCHES]:
         if options[name] is not None:
             values[name] = options[name]
-    spec = EnvSpec.make(
-        env,
-        _parse_kwargs(env_kwargs),
-        wrappers=options["wrappers"],
-        images=options["images"],
-    )
-    return describe(spec, **values)
+    return values
 
 
 def _parse_kwargs(text: str | None) -> dict[str, Any] | None:
@@ -81,11 +87,14 @@ def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
 
 def planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Planned:
     """The plan that the options describe; measures what is missing, and says so on stderr."""
+    return _plan_workload(_workload(env, env_kwargs, options), options, options["max_policy_lag"])
+
+
+def _plan_workload(workload: Workload, options: Mapping[str, Any], max_policy_lag: int) -> Planned:
     from autoplace.cost_model import fit_cost_model
     from autoplace.planner.search import make_plan
     from autoplace.prepare import prepare_calibration
 
-    workload = _workload(env, env_kwargs, options)
     with calibration_progress() as progress:
         prepared = prepare_calibration(
             workload,
@@ -100,12 +109,69 @@ def planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Pla
         calibration,
         workload,
         scheme=options["scheme"],
-        max_policy_lag=options["max_policy_lag"],
+        max_policy_lag=max_policy_lag,
         placement=_given_placement(options),
         limits=_limits(calibration, is_here=options["calibration"] is None),
         model=model,
     )
     return Planned(plan=plan, calibration=calibration, model=model)
+
+
+def plan_to_resume(
+    saved: Plan, env: str, env_kwargs: str | None, options: Mapping[str, Any]
+) -> Plan:
+    """The plan that a run goes on with: its own, or a new one that learns the same.
+
+    It is planned again on another machine and where the options ask for something else. What bears
+    on learning (minibatch, policy lag) stays as it was, unless it is given.
+
+    Args:
+        saved: the plan that the run followed.
+        env: ENV of the command line.
+        env_kwargs: likewise.
+        options: likewise; ``max_policy_lag`` is ``None`` where it was not given.
+
+    Raises:
+        UsageError: another environment is named.
+    """
+    workload = saved.workload
+    named = _env_spec(env, env_kwargs, options)
+    if named.id != workload.env.id or (env_kwargs is not None and named != workload.env):
+        raise UsageError(
+            f"the run is on {workload.env.id} {workload.env.kwargs_json}, got {env} "
+            f"{named.kwargs_json}: name the same environment"
+        )
+    hyper = dataclasses.replace(workload.hyperparameters, **_given_hyperparameters(env, options))
+    given, lag = _given_placement(options), saved.placement.max_policy_lag
+    is_as_asked = options["scheme"] in ("auto", saved.scheme) and all(
+        getattr(saved.placement, name) == value for name, value in given.items()
+    )
+    if options["max_policy_lag"] is not None:
+        is_as_asked = is_as_asked and lag <= options["max_policy_lag"]
+        lag = options["max_policy_lag"]
+    elif options["scheme"] != "auto":
+        lag = max(lag, 1)  # the scheme's own, where it has one
+    if not is_as_asked:
+        why = "the options ask for another placement"
+    elif hyper != workload.hyperparameters:
+        why = "the options give other hyperparameters"
+    elif options["calibration"] is not None or _is_other_machine(saved):
+        why = "this is not the machine that the run was planned for"
+    else:
+        return saved
+    if hyper.minibatch_rows is None:
+        hyper = dataclasses.replace(hyper, minibatch_rows=saved.placement.minibatch_rows)
+    note(f"planning again: {why}")
+    workload = dataclasses.replace(workload, hyperparameters=hyper)
+    return _plan_workload(workload, options, lag).plan
+
+
+def _is_other_machine(saved: Plan) -> bool:
+    from autoplace import store
+    from autoplace.machine import detect_machine
+
+    calibration, _ = store.stored_calibration(detect_machine(accelerators=False))
+    return calibration is None or calibration.machine.fingerprint != saved.fingerprint
 
 
 def _limits(calibration: Calibration, *, is_here: bool) -> Limits:

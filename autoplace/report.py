@@ -9,7 +9,7 @@ from autoplace.crossover import Crossover
 from autoplace.machine import Machine
 from autoplace.measurement import Calibration
 from autoplace.planner.explain import describe_placement
-from autoplace.results import StageComparison
+from autoplace.results import Forecast, StageComparison
 from autoplace.units import (
     format_bytes,
     format_duration,
@@ -151,6 +151,20 @@ def describe_progress(report: IterationReport) -> str:
         f"{report.env_steps:,} of {report.total_steps:,} steps, "
         f"{format_rate(report.env_steps_per_s)} steps/s, {returns}, "
         f"{format_duration(report.time_left_s)} left"
+    )
+
+
+def describe_forecast(forecast: Forecast) -> str:
+    """What a run would do, nothing of which was done."""
+    steps = forecast.iterations * forecast.iteration_rows
+    on = f" after the {forecast.first_iteration:,} that are done" * bool(forecast.first_iteration)
+    return "\n".join(
+        (
+            f"Dry run: nothing was written. It would train into {forecast.run_dir}",
+            f"{forecast.iterations:,} iterations of {forecast.iteration_rows:,} env steps{on}: "
+            f"{steps:,} env steps, seed {forecast.seed}",
+            f"in about {format_duration(forecast.predicted_s)}, start-up left out",
+        )
     )
 
 

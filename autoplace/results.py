@@ -69,6 +69,51 @@ class RunResult:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a run would do.
+
+    Attributes:
+        run_dir: where it would be kept.
+        seed: of the run.
+        total_steps: what it is to reach.
+        first_iteration: 0, or where it would go on.
+        num_iterations: of the whole run.
+        iteration_rows: env steps of each.
+        iteration_s: predicted seconds of each.
+    """
+
+    run_dir: str
+    seed: int
+    total_steps: int
+    first_iteration: int
+    num_iterations: int
+    iteration_rows: int
+    iteration_s: float
+
+    @property
+    def iterations(self) -> int:
+        """Those that are left."""
+        return max(0, self.num_iterations - self.first_iteration)
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds that they would take, start-up left out."""
+        return self.iterations * self.iteration_s
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "run_dir": self.run_dir,
+            "seed": self.seed,
+            "total_steps": self.total_steps,
+            "first_iteration": self.first_iteration,
+            "num_iterations": self.num_iterations,
+            "env_steps": self.iterations * self.iteration_rows,
+            "predicted_s": self.predicted_s,
+        }
+
+
 def stage_seconds(stages: dict[StageKey, float]) -> dict[str, float]:
     """Seconds by ``name``, or ``name@lane`` for what several lanes have (waits, copies)."""
     names = [name for name, _ in stages]

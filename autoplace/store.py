@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import getpass
 import logging
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from autoplace.errors import CalibrationError, RunError
 from autoplace.files import (
@@ -35,6 +29,7 @@ from autoplace.files import (
     write_bytes_atomic,
     write_json_atomic,
 )
+from autoplace.home import data_dir, runs_dir, wanted_dir
 from autoplace.machine import Machine, detect_machine
 from autoplace.measurement import SCHEMA_VERSION, Calibration, Measurement
 
@@ -54,6 +49,7 @@ __all__ = [
     "read_run_plan",
     "redact",
     "resume_run_dir",
+    "runs_dir",
     "save_calibration",
     "save_plan",
     "stored_calibration",
@@ -66,69 +62,6 @@ log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 30.0
 _RECALIBRATE = "run autoplace calibrate"
 _OTHER_RUN = "name the folder of a run that autoplace train made"
-
-
-# --------------------------------------------------------------------------------------------------
-# The data folder
-
-
-def data_dir() -> Path:
-    """The folder of everything that is kept.
-
-    ``AUTOPLACE_HOME``, else the platform's folder for user data. Where that cannot be written (no
-    home, a read-only one), a folder of this user's among the temporary files, with one warning.
-    """
-    wanted = _wanted_dir()
-    if wanted is not None and _is_writable(wanted):
-        return wanted
-    return _fallback_dir(wanted)
-
-
-def _wanted_dir() -> Path | None:
-    """The folder that was asked for, ``None`` where there is no home to put it in."""
-    named = os.environ.get("AUTOPLACE_HOME", "")
-    if named.strip():
-        return Path(os.path.expanduser(named)).absolute()
-    try:
-        folder = Path(platformdirs.user_data_dir("autoplace", appauthor=False))
-    except RuntimeError:  # no home is known at all
-        return None
-    home = Path(os.path.expanduser("~"))
-    # A home that does not exist means "none" (system users have /nonexistent): it is not made.
-    homeless = not home.is_absolute() or (home in folder.parents and not home.is_dir())
-    return None if homeless else folder
-
-
-@functools.cache
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-@functools.cache
-def _fallback_dir(wanted: Path | None) -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
-    try:
-        folder = Path(tempfile.gettempdir()) / f"autoplace-{user}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if hasattr(os, "getuid") and folder.lstat().st_uid != user:  # somebody else's name for it
-            folder = Path(tempfile.mkdtemp(prefix="autoplace-"))
-    except OSError as error:
-        raise RunError(
-            f"no folder can be written, not even for temporary files ({error.strerror or error}): "
-            "set AUTOPLACE_HOME to one that can"
-        ) from error
-    log.warning(
-        "%s cannot be written: using %s, which may not outlive a restart; "
-        "set AUTOPLACE_HOME to a folder that can",
-        wanted if wanted is not None else "the home folder",
-        folder,
-    )
-    return folder
 
 
 # --------------------------------------------------------------------------------------------------
@@ -291,7 +224,7 @@ def redact(calibration: Calibration) -> Calibration:
 def _stored_path(machine: Machine) -> Path:
     """The file to read: a read-only home may hold one although saving goes elsewhere."""
     path = calibration_path(machine)
-    wanted = _wanted_dir()
+    wanted = wanted_dir()
     if path.exists() or wanted is None:
         return path
     return wanted / "calibrations" / path.name
@@ -462,7 +395,7 @@ def create_run_dir(
             checkpoints, which are never overwritten.
     """
     if path is None:
-        return RunDir(_new_folder((home or data_dir()) / "runs", env_id, seed))
+        return RunDir(_new_folder(home / "runs" if home else runs_dir(), env_id, seed))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -143,7 +143,7 @@ def test_a_preset_is_the_base_and_a_flag_is_put_on_top(calibrated: Path) -> None
         (["plan", "CartPole-v1", "--calibration", "none.json"], 1, "none.json does not exist"),
         (["plan", "CartPole-v1", "--num-envs", "1", "--rollout-steps", "1"], 2, "at least 2 rows"),
         (["train", "CartPole-v1", "--resume"], 2, "--resume goes on with the run in a folder"),
-        (["train", "CartPole-v1", "--run-dir", "none", "--resume"], 1, "plan none"),
+        (["train", "CartPole-v1", "--run-dir", "none", "--resume"], 1, "configuration none"),
         (["train", "CartPole-v1", "--total-steps", "0"], 2, "--total-steps"),
         (["train", "CartPole-v1", "--run-dir", "/dev/null/x"], 1, "/dev/null"),
         (["evaluate", "nowhere"], 1, "nowhere holds no checkpoint"),
@@ -231,7 +231,12 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(calibrated: Path, tmp_path:
     result = run("train", "CartPole-v1", "--dry-run", "--run-dir", str(folder))
     assert result.exit_code == 0
     assert "Bottleneck:" in result.stdout
+    assert f"It would train into {folder}" in result.stdout
+    assert "97 iterations of 1,024 env steps: 99,328 env steps, seed 0" in result.stdout
     assert not folder.exists()
+    forecast = run_json("train", "CartPole-v1", "--dry-run", "--total-steps", "5000")["dry_run"]
+    assert (forecast["num_iterations"], forecast["env_steps"]) == (4, 4096)
+    assert not (calibrated / "runs").exists()
 
 
 def test_an_environment_without_a_step_time_is_timed_and_kept(calibrated: Path) -> None:
@@ -345,3 +350,30 @@ def test_a_comparison_shows_predicted_and_measured_of_every_candidate(calibrated
         assert stages["update"]["predicted_s"] > 0 and stages["update"]["measured_s"] > 0
     text = run(*arguments).stdout
     assert "regret" in text and "halves of the same candidate differ by" in text
+
+
+def test_a_run_of_another_machine_is_planned_again_and_learns_the_same(
+    calibrated: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "run")
+    begun = run("train", "CartPole-v1", "--run-dir", folder, "--total-steps", "2048",
+                "--epochs", "2", "--json")  # fmt: skip
+    placement = json.loads(begun.stdout.splitlines()[0])["placement"]
+    plan_file = tmp_path / "run" / "plan.json"
+    saved = json.loads(plan_file.read_text())
+    plan_file.write_text(json.dumps({**saved, "fingerprint": "of another machine"}))
+    again = run("train", "CartPole-v1", "--run-dir", folder, "--resume", "--dry-run", "--json",
+                "--total-steps", "4096", "--scheme", "cpu")  # fmt: skip
+    assert again.exit_code == 0, again.output
+    plan = json.loads(again.stdout)
+    assert plan["scheme"] == "cpu" and plan["fingerprint"] != "of another machine"
+    assert plan["placement"]["minibatch_rows"] == placement["minibatch_rows"]
+    assert plan["workload"]["hyperparameters"]["epochs"] == 2
+    assert (plan["dry_run"]["first_iteration"], plan["dry_run"]["num_iterations"]) == (2, 4)
+    assert plan["dry_run"]["env_steps"] == 2048
+    resumed = run("train", "CartPole-v1", "--run-dir", folder, "--resume",
+                  "--total-steps", "4096", "--json")  # fmt: skip
+    assert "planning again: this is not the machine that the run was planned for" in resumed.stderr
+    assert json.loads(resumed.stdout.splitlines()[-1])["env_steps"] == 4096
+    same = run("train", "CartPole-v1", "--run-dir", folder, "--resume", "--total-steps", "4096")
+    assert "planning again" not in same.stderr

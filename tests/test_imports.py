@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autoplace"
 LAYERS = (
     ("_version",),
     ("errors", "units", "device_names", "cgroups", "processes"),
-    ("accelerators", "device", "files"),
+    ("accelerators", "device", "files", "home"),
     ("machine", "workload"),
     ("measurement",),
     ("ppo", "envs", "presets"),
@@ -28,7 +28,7 @@ LAYERS = (
     ("race",),
     ("prepare", "export"),
     ("report",),
-    ("cli_options", "cli_output", "cli_planning", "cli_compare", "cli", "__main__"),
+    ("cli_options", "cli_output", "cli_planning", "cli_compare", "cli_runs", "cli", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoplace import files, store
+from autoplace import home as data_home
 from autoplace.accelerators import Accelerator
 from autoplace.errors import CalibrationError, RunError
 from autoplace.machine import Machine, detect_machine
@@ -97,7 +98,7 @@ def test_the_data_folder_is_the_one_that_was_asked_for(home):
 
 def test_an_unwritable_data_folder_is_replaced_with_one_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("AUTOPLACE_HOME", str(not_a_folder(tmp_path)))
-    monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(data_home.tempfile, "gettempdir", lambda: str(tmp_path))
     found = {store.data_dir() for _ in range(3)}
     assert len(found) == 1
     assert found.pop().parent == tmp_path
@@ -136,8 +137,8 @@ def test_a_calibration_in_a_read_only_home_is_read_and_additions_go_elsewhere(
 ):
     store.save_calibration(CALIBRATION)
     elsewhere = tmp_path / "elsewhere"
-    monkeypatch.setattr(store, "_is_writable", lambda folder: False)
-    monkeypatch.setattr(store, "_fallback_dir", lambda wanted: elsewhere)
+    monkeypatch.setattr(data_home, "_is_writable", lambda folder: False)
+    monkeypatch.setattr(data_home, "_fallback_dir", lambda wanted: elsewhere)
     assert store.stored_calibration(MACHINE)[0] == CALIBRATION
     store.merge_calibration(MACHINE, [env_steps("Acrobot-v1")])
     found, _ = store.stored_calibration(MACHINE)

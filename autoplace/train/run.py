@@ -32,6 +32,7 @@ from autoplace.train.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
 
+_WHERE = ("scheme", "sample_device", "learn_device")  # of a placement, for a message
 _QUIET_ITERATIONS = 20  # without any finished episode, until that is remarked on
 
 
@@ -260,6 +261,7 @@ class Run:
         assert self._run_dir is not None
         checkpoint = load_checkpoint(self._run_dir.path)
         refuse_other_run(checkpoint, self._plan.workload, seed)
+        _say_where_it_goes_on(self._run_dir.path, self._plan)
         before = checkpoint.progress.total_steps
         if before != total_steps and self._plan.workload.hyperparameters.anneal_learning_rate:
             log.warning(
@@ -291,6 +293,29 @@ class Run:
             },
         )
         files.write_json_atomic(run_dir.plan_path, self._plan.to_json())
+
+
+def _say_where_it_goes_on(run_dir: Path, plan: Plan) -> None:
+    """One line where a run goes on elsewhere, and whether that changes what is learned."""
+    settings = store.read_run_config(run_dir)
+    before = {"scheme": settings["scheme"], **settings["placement"]}
+    after = {"scheme": plan.scheme, **plan.placement.to_json()}
+    moved = [name for name in after if name in before and before[name] != after[name]]
+    if not moved:
+        return
+    changes = [
+        f"{name.replace('_', ' ')} {after[name]} instead of {before[name]}"
+        for name in ("minibatch_rows", "max_policy_lag", "precision")
+        if name in moved
+    ]
+    where = [f"{name} {after[name]} (was {before[name]})" for name in moved if name in _WHERE]
+    log.warning(
+        "resumed %s: %s",
+        "with " + ", ".join(where) if where else "with another placement",
+        "this changes learning: " + ", ".join(changes)
+        if changes
+        else "placed anew, the learning goes on unchanged, with the random draws it would have had",
+    )
 
 
 def _refuse_other_sizes(plan: Plan, network: object) -> None:

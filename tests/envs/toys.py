@@ -46,6 +46,20 @@ class Counter(gym.Env):
         return self.observation(), reward, over and not self.truncates, over and self.truncates, {}
 
 
+class Stateless(gym.Env):
+    """Every episode is one step long, so that a reset loses nothing: runs can be compared."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([0.5, -0.5, 0.25], np.float32), {}
+
+    def step(self, action):
+        return np.ones(3, np.float32), float(action), True, False, {}
+
+
 class Recorder(gym.Env):
     """A Box action space that remembers what it was given, and never ends."""
 

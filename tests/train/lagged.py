@@ -17,8 +17,13 @@ from autoplace.train.draws import Draws
 from autoplace.train.loop import learning_rate
 
 
-def simulate(plan, *, num_iterations, seed=0):
-    """Weights and statistics after ``num_iterations`` updates."""
+def simulate(plan, *, num_iterations, seed=0, lags=None):
+    """Weights and statistics after ``num_iterations`` updates.
+
+    ``lags`` holds how many updates each rollout's weights are behind: 0 or 1; if not given, 1 for
+    all but the first.
+    """
+    lags = lags or [0] + [1] * (num_iterations - 1)
     workload = plan.workload
     hyper, spec = workload.hyperparameters, workload.network
     envs = make_vector_env(inspect_env(workload.env), num_envs=hyper.num_envs)
@@ -58,9 +63,13 @@ def simulate(plan, *, num_iterations, seed=0):
 
     weights = [learned.flat.clone()]  # W(0), W(1), ...
     pending = None
-    for k in range(num_iterations):
-        acted = learned.over(weights[max(0, k - 1)].clone())
-        rollout = sample(k, acted)  # W(k - 1), though W(k) will learn from it
+    for k, lag in enumerate(lags):
+        if pending is not None and lag == 0:
+            learn(*pending)
+            weights.append(learned.flat.clone())
+            pending = None
+        acted = learned.over(weights[k - lag].clone())
+        rollout = sample(k, acted)  # with lag by W(k - 1), though W(k) will learn from it
         if pending is not None:
             learn(*pending)
             weights.append(learned.flat.clone())

@@ -1,6 +1,5 @@
 import logging
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -9,22 +8,8 @@ from autoplace.errors import RunError
 from autoplace.store import RunDir
 from autoplace.train import Callback, StopRequested, load_policy, saving, train
 from autoplace.train.checkpoint import load_checkpoint
-from tests.envs.toys import register
+from tests.envs.toys import Stateless, register
 from tests.train.plans import Listener, make_plan
-
-
-class Stateless(gym.Env):
-    """Every episode is one step long, so that a reset loses nothing: runs can be compared."""
-
-    def __init__(self):
-        self.observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return np.array([0.5, -0.5, 0.25], np.float32), {}
-
-    def step(self, action):
-        return np.ones(3, np.float32), float(action), True, False, {}
 
 
 class StopAt(Callback):
@@ -172,3 +157,22 @@ def test_a_checkpoint_is_saved_every_so_often(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "_CHECKPOINT_SHARE", float("inf"))
     train(make_plan(), total_steps=96, run_dir=tmp_path)
     assert len(saved) == 4  # each of 3 iterations, and the end
+
+
+def test_a_resume_elsewhere_is_said_in_one_line(tmp_path, caplog):
+    stopped(tmp_path, make_plan())
+    caplog.clear()
+    train(make_plan(scheme="double-buffer"), total_steps=160, run_dir=tmp_path, resume=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "resumed with scheme double-buffer (was cpu): placed anew, the learning goes on unchanged, "
+        "with the random draws it would have had"
+    ]
+    caplog.clear()
+    train(make_plan(scheme="double-buffer"), total_steps=192, run_dir=tmp_path, resume=True)
+    assert "placed anew" not in caplog.text
+
+
+def test_another_minibatch_is_said_to_change_learning(tmp_path, caplog):
+    stopped(tmp_path, make_plan(rows=16))
+    train(make_plan(rows=32), total_steps=160, run_dir=tmp_path, resume=True)
+    assert "this changes learning: minibatch rows 32 instead of 16" in caplog.text
