@@ -41,10 +41,12 @@ class WorkerOptions:
 
     Attributes:
         num_workers: processes.
+        num_groups: 2 for split-half sampling.
         deadline_s: how long a vector step may take until its worker counts as hung.
     """
 
     num_workers: int = 1
+    num_groups: int = 1
     deadline_s: float = DEADLINE_S
 
 
@@ -73,6 +75,7 @@ def _make_processes(
             description,
             num_envs,
             num_workers=max(1, options.num_workers),
+            num_groups=options.num_groups,
             deadline_s=options.deadline_s,
         )
     except NotPicklableError as error:
@@ -97,6 +100,7 @@ def make_vector_env(
     num_envs: int,
     backend: str = "sync",
     num_workers: int = 0,
+    num_groups: int = 1,
     deadline_s: float = DEADLINE_S,
 ) -> VectorEnv:
     """``num_envs`` environments behind one interface.
@@ -106,10 +110,11 @@ def make_vector_env(
         num_envs: how many.
         backend: one of :data:`BACKENDS`.
         num_workers: processes, for a backend that has them.
+        num_groups: 2 for split-half sampling, for a backend that has worker processes.
         deadline_s: how long a vector step may take until such a process counts as hung.
 
     Raises:
-        UsageError: there is no such backend, or it cannot run the environment.
+        UsageError: there is no such backend, or it cannot run the environment as it is asked to.
         EnvError: an environment cannot be made.
     """
     for entry in BACKENDS:
@@ -119,7 +124,15 @@ def make_vector_env(
                 raise UsageError(
                     f"--env-backend {backend} cannot run {description.env.id}: use {usable}"
                 )
-            options = WorkerOptions(num_workers=num_workers, deadline_s=deadline_s)
+            if num_groups > 1 and not entry.has_workers:
+                able = " or ".join(e.name for e in BACKENDS if e.has_workers)
+                raise UsageError(
+                    f"--num-groups {num_groups} needs environments in worker processes, got "
+                    f"--env-backend {backend}: use {able}"
+                )
+            options = WorkerOptions(
+                num_workers=num_workers, num_groups=num_groups, deadline_s=deadline_s
+            )
             return entry.make(description, num_envs, options)
     names = ", ".join(entry.name for entry in BACKENDS)
     raise UsageError(f"--env-backend is one of {names}, got {backend!r}: name one of them")

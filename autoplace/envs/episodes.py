@@ -47,27 +47,29 @@ class EpisodeTracker:
         self._num_rows = 0
         self._ended: list[Episode] = []
 
-    def add(self, step: Step) -> None:
-        """Account for one vector step."""
+    def add(self, step: Step, first: int = 0) -> None:
+        """Account for one vector step of the environments from ``first`` on."""
         self._num_rows += len(step.rewards)
+        part = slice(first, first + len(step.rewards))
+        returns, lengths = self._returns[part], self._lengths[part]
         if step.valid is None:
-            self._returns += step.rewards
-            self._lengths += 1
+            returns += step.rewards
+            lengths += 1
         else:
-            self._returns += np.where(step.valid, step.rewards, 0.0)
-            self._lengths += step.valid
+            returns += np.where(step.valid, step.rewards, 0.0)
+            lengths += step.valid
             self.num_skipped += len(step.valid) - int(np.count_nonzero(step.valid))
         for index in step.ended:
             episode = Episode(
-                env=int(index),
-                episode_return=float(self._returns[index]),
-                length=int(self._lengths[index]),
+                env=first + int(index),
+                episode_return=float(returns[index]),
+                length=int(lengths[index]),
                 env_steps=self._num_rows - self.num_skipped,
             )
             self._ended.append(episode)
             self._recent.append((episode.episode_return, episode.length))
-            self._returns[index] = 0.0
-            self._lengths[index] = 0
+            returns[index] = 0.0
+            lengths[index] = 0
             self.num_episodes += 1
 
     def take_ended(self, env_steps: int) -> tuple[Episode, ...]:

@@ -121,8 +121,7 @@ class ProcessVectorEnv:
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start every environment afresh, each from its own seed."""
-        while self._pending:  # of a rollout that was interrupted
-            self.step_wait(self._pending[0])
+        self.settle()
         self._seeds[:] = seeds
         for index in self._indices:
             self.workers.signal(index, _RESET)
@@ -158,6 +157,11 @@ class ProcessVectorEnv:
     def step_wait(self, group: int = 0) -> Step:
         """What the step that a group began gave; indices in it count from the group's first."""
         return self._outcome(self.groups[group], self._wait_for(group))
+
+    def settle(self) -> None:
+        """Wait for the steps of a rollout that was interrupted, and drop them."""
+        while self._pending:
+            self._wait_for(self._pending[0])
 
     def close(self) -> None:
         """End the workers."""

@@ -29,22 +29,26 @@ class OutcomeRecorder:
         self.valid_index: Tensor | None = None
         self._num_rows = outcomes.shape[0] * self._num_envs
 
-    def record(self, t: int, step: Step) -> None:
-        """Write row ``t``."""
+    def record(self, t: int, step: Step, first: int = 0) -> None:
+        """Write row ``t``, or its columns from ``first`` on where only some environments stepped.
+
+        Within a row, groups of environments are recorded in order.
+        """
         rewards, terminated, truncated = self._rows[t]
-        rewards[:] = step.rewards
-        terminated[:] = step.terminated
-        truncated[:] = step.truncated
+        columns = slice(first, first + len(step.rewards))
+        rewards[columns] = step.rewards
+        terminated[columns] = step.terminated
+        truncated[columns] = step.truncated
+        start = t * self._num_envs + first
         for position, env in enumerate(step.ended):
             # A terminal state is worth 0; only a truncated episode is bootstrapped from its end.
             if not step.terminated[env]:
-                self._index.append(t * self._num_envs + env)
+                self._index.append(start + env)
                 self._finals.append(step.final_observations[position])
         if step.valid is not None:
-            row = t * self._num_envs
-            self._invalid.extend((row + np.flatnonzero(~step.valid)).tolist())
+            self._invalid.extend((start + np.flatnonzero(~step.valid)).tolist())
         if self._episodes is not None:
-            self._episodes.add(step)
+            self._episodes.add(step, first)
 
     def take_finals(self, observation_size: int) -> tuple[Tensor, Tensor]:
         """(index ``[F]``, observations ``[F, D]``) of truncated episodes; starts a new rollout.

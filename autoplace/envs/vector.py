@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -63,6 +63,63 @@ class VectorEnv(Protocol):
     def close(self) -> None:
         """Free what the environments hold."""
         ...
+
+
+@runtime_checkable
+class GroupedVectorEnv(Protocol):
+    """Environments in groups that step at different times.
+
+    Attributes:
+        groups: the environments of each group, as slices of every array.
+        observations: ``[N, D]`` of all; a group's rows hold still while it does not step.
+    """
+
+    groups: tuple[slice, ...]
+    observations: np.ndarray
+
+    def step_async(self, actions: np.ndarray, group: int = 0) -> None:
+        """Let a group begin a step with the actions of its environments."""
+        ...
+
+    def step_wait(self, group: int = 0) -> Step:
+        """What the step that a group began gave; indices in it count from the group's first.
+
+        Groups are waited for in the order in which they began.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait for what was begun, of a rollout that was interrupted, and drop it."""
+        ...
+
+
+class OneGroup:
+    """A vector env that is stepped as a whole, as a :class:`GroupedVectorEnv`."""
+
+    def __init__(self, envs: VectorEnv) -> None:
+        self.observations = envs.observations
+        self.groups: tuple[slice, ...] = (slice(0, envs.num_envs),)
+        self._envs = envs
+        self._actions: np.ndarray | None = None
+
+    def step_async(self, actions: np.ndarray, group: int = 0) -> None:
+        """Remember the actions."""
+        self._actions = actions
+
+    def step_wait(self, group: int = 0) -> Step:
+        """Step."""
+        assert self._actions is not None
+        return self._envs.step(self._actions)
+
+    def settle(self) -> None:
+        """Nothing goes on by itself."""
+
+
+def in_groups(envs: VectorEnv) -> GroupedVectorEnv:
+    """Environments as groups: their own, or one of all."""
+    if isinstance(envs, GroupedVectorEnv):
+        return envs
+    return OneGroup(envs)
 
 
 def spawn_seeds(seed: int, num_envs: int, *, stream: int = 0) -> list[int]:

@@ -102,6 +102,16 @@ class Rollout:
         """Env steps to learn from: all rows, or those that are transitions."""
         return self.num_rows if self.valid_index is None else int(self.valid_index.shape[0])
 
+    def columns(self, part: slice) -> Rollout:
+        """The tensors of some environments, as views of these."""
+        tensors = self.observations[:, part], self.actions[:, part], self.outcomes[:, :, part]
+        return Rollout(
+            self.spec,
+            rollout_steps=self.rollout_steps,
+            num_envs=tensors[1].shape[1],
+            tensors=tensors,
+        )
+
     def copy_steps_from(self, source: Rollout, start: int, stop: int) -> None:
         """Queue copies of vector steps ``start``..``stop`` of another rollout, without waiting."""
         here = slice(start, stop)

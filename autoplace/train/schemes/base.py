@@ -67,6 +67,7 @@ class Setup:
             num_envs=self.hyperparameters.num_envs,
             backend=self.placement.env_backend,
             num_workers=self.placement.num_workers,
+            num_groups=self.placement.num_groups,
             deadline_s=self.worker_deadline_s or DEADLINE_S,
         )
         self.resources.callback(envs.close)
