@@ -106,6 +106,13 @@ def placement_options(function: Function) -> Function:
                 help="Processes that step environments, 0 for none.",
             ),
             click.option(
+                "--num-groups",
+                metavar="1|2|auto",
+                callback=_whole_or_auto,
+                help="2: half of a worker's environments steps while the other half's actions "
+                "are computed.",
+            ),
+            click.option(
                 "--sample-threads",
                 metavar="N|auto",
                 callback=_whole_or_auto,

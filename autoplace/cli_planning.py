@@ -77,6 +77,7 @@ def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
         "sample_threads": options["sample_threads"],
         "learn_threads": options["learn_threads"],
         "num_workers": options["num_workers"],
+        "num_groups": options["num_groups"],
     }
     if options["device"] not in (None, "auto"):
         given["device"] = options["device"]
