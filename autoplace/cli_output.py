@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ class NoteHandler(logging.Handler):
 
 def note(line: str) -> None:
     """Say something on stderr that is no part of the result."""
-    click.echo(f"autoplace: {line}", err=True)
+    # Not click.echo, which would write past a live view that is on the terminal.
+    print(f"autoplace: {line}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -110,6 +112,8 @@ def json_events() -> Callback:
                     "env_steps": report.env_steps,
                     "env_steps_per_s": report.env_steps_per_s,
                     "mean_return": report.mean_return,
+                    "mean_length": report.mean_length,
+                    "policy_lag": report.policy_lag,
                     "iteration_s": report.iteration_s,
                     "time_left_s": report.time_left_s,
                     "stage_s": stage_seconds(report.stage_s),
@@ -121,35 +125,3 @@ def json_events() -> Callback:
             print_json({"event": "end", **result.to_json()})
 
     return Events()
-
-
-@contextlib.contextmanager
-def text_progress() -> Iterator[Callback]:
-    """A live line on a terminal; elsewhere a line now and then."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from autoplace.report import describe_progress
-    from autoplace.train import Callback
-
-    console = Console(stderr=True)
-    bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
-
-    class Watch(Callback):
-        def __init__(self) -> None:
-            self._id = bar.add_task("", total=1.0)
-            self._next_percent = 10.0
-
-        def on_iteration(self, report: IterationReport) -> None:
-            line = describe_progress(report)
-            done = report.iteration / report.num_iterations
-            bar.update(self._id, completed=done, description=line)
-            if not console.is_terminal and 100 * done >= self._next_percent:
-                self._next_percent = 100 * done + 10
-                click.echo(line, err=True)
-
-    if console.is_terminal:
-        with bar:
-            yield Watch()
-    else:
-        yield Watch()

@@ -17,7 +17,7 @@ from autoplace.cli_options import (
     json_option,
     placement_options,
 )
-from autoplace.cli_output import json_events, print_json, text_progress
+from autoplace.cli_output import json_events, print_json
 from autoplace.cli_planning import plan_to_resume, planned
 from autoplace.errors import UsageError
 
@@ -110,6 +110,7 @@ def train(
     **options: Any,  # noqa: ANN401
 ) -> None:
     """Train PPO on ENV where it is fastest here."""
+    from autoplace.cli_live import training_view
     from autoplace.planner.explain import explain_plan
 
     settings = _settings(run_dir, resume)
@@ -129,7 +130,7 @@ def train(
         result = run.start(json_events())
     else:
         click.echo(explain_plan(chosen, brief=True))
-        with text_progress() as watch:
+        with training_view() as watch:
             result = run.start(watch)
         click.echo(_outcome(chosen, result))
     if result.interrupted:
@@ -226,7 +227,11 @@ def _outcome(chosen: Plan, result: RunResult) -> str:
                 chosen.workload.hyperparameters.rollout_rows / result.iteration_s,
             ),
         ]
-    lines += ["", f"autoplace evaluate {result.run_dir}"]
+    lines.append("")
+    if result.interrupted:
+        env = chosen.workload.env.id
+        lines.append(f"autoplace train {env} --run-dir {result.run_dir} --resume")
+    lines.append(f"autoplace evaluate {result.run_dir}")
     return "\n".join(lines)
 
 
