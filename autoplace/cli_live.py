@@ -58,7 +58,7 @@ class LiveView:
             (start.plan.workload.env.id, "bold"),
             f"  {start.plan.scheme}, learning on {placement.learn_device}",
             no_wrap=True,
-            overflow="ellipsis",
+            overflow="crop",
         )
         if report is None:
             return Group(title, self._progress(start.env_steps), Text("warming up", style="dim"))
