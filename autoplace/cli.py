@@ -29,9 +29,9 @@ from autoplace.cli_output import (
     note,
     print_json,
 )
-from autoplace.cli_planning import planned
+from autoplace.cli_planning import planned, settled
 from autoplace.cli_runs import INTERRUPTED, evaluate, train
-from autoplace.errors import AutoplaceError
+from autoplace.errors import AutoplaceError, UsageError
 
 
 class _Failure(click.ClickException):
@@ -188,12 +188,27 @@ def calibrate(
     help="Of one step of one environment, instead of a measured one.",
 )
 @click.option("--all", "every", is_flag=True, help="Show every candidate.")
+@click.option("--race", is_flag=True, help="Where the prediction is a tie, run both and decide.")
 @json_option
-def plan(env: str, env_kwargs: str | None, every: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+def plan(
+    env: str,
+    env_kwargs: str | None,
+    every: bool,
+    race: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
     """Show what would be fastest for ENV here, why, and what would change the answer."""
     from autoplace.planner.explain import explain_plan
 
+    is_here = options["calibration"] is None
+    if race and not is_here:
+        raise UsageError("--race runs on this machine, not on that of --calibration: leave one out")
     result = planned(env, env_kwargs, options).plan
+    if is_here:
+        result = settled(result, lambda: race)
+    if race and not result.raced:
+        note("not raced: the choice is clear")
     if as_json:
         print_json(result.to_json())
         return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoplace.cli_options import HYPERPARAMETERS, SWITCHES
-from autoplace.cli_output import calibration_progress, note
-from autoplace.errors import UsageError
+from autoplace.cli_output import calibration_progress, note, race_progress
+from autoplace.errors import AutoplaceError, UsageError
 
 if TYPE_CHECKING:
     from autoplace.cost_model import CostModel
@@ -187,3 +187,29 @@ def _limits(calibration: Calibration, *, is_here: bool) -> Limits:
         host_bytes = min(host_bytes, psutil.virtual_memory().available)
     known = [a.memory_bytes for a in machine.accelerators if a.usable and a.memory_bytes]
     return Limits(host_bytes=host_bytes, device_bytes=min(known) if known else None)
+
+
+def settled(plan: Plan, may_race: Callable[[], bool]) -> Plan:
+    """The plan with a close call decided by measurement; any other as it is.
+
+    An earlier race decides where there was one; else one is run if that is allowed.
+    """
+    from autoplace import close_calls
+    from autoplace.machine import detect_machine
+
+    if not close_calls.rivals(plan):
+        return plan
+    machine = detect_machine(accelerators=False)
+    verdict = close_calls.kept_verdict(plan, machine)
+    if verdict is None:
+        if not may_race():
+            return plan
+        names = " and ".join(candidate.scheme for candidate in close_calls.rivals(plan))
+        note(f"the prediction is a tie: racing {names}")
+        with race_progress() as progress:
+            verdict = close_calls.run_race(plan, progress)
+        try:
+            close_calls.keep_verdict(plan, machine, verdict)
+        except AutoplaceError as fault:  # the run goes on without
+            note(f"not kept: {fault}")
+    return close_calls.decide(plan, verdict)

@@ -18,7 +18,7 @@ from autoplace.cli_options import (
     placement_options,
 )
 from autoplace.cli_output import json_events, print_json
-from autoplace.cli_planning import plan_to_resume, planned
+from autoplace.cli_planning import plan_to_resume, planned, settled
 from autoplace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class _Run:
     help="Keep a checkpoint every N env steps, beside the latest and the best.",
 )
 @click.option("--plan", "plan_file", type=FILE, help="Run this plan (from plan --json).")
+@click.option("--no-race", is_flag=True, help="Trust the prediction where it is a tie.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would be done, and stop.")
 @json_option
 def train(
@@ -105,19 +106,24 @@ def train(
     resume: bool,
     checkpoint_every: int | None,
     plan_file: Path | None,
+    no_race: bool,
     dry_run: bool,
     as_json: bool,
     **options: Any,  # noqa: ANN401
 ) -> None:
     """Train PPO on ENV where it is fastest here."""
     from autoplace.cli_live import training_view
+    from autoplace.close_calls import pays
     from autoplace.planner.explain import explain_plan
 
     settings = _settings(run_dir, resume)
     chosen = _plan_to_run(env, env_kwargs, plan_file, run_dir if resume else None, options)
+    total_steps = total_steps or settings.get("total_steps", _DEFAULT_TOTAL_STEPS)
+    if not (no_race or resume or plan_file):
+        chosen = settled(chosen, lambda: not dry_run and pays(chosen, total_steps))
     run = _Run(
         plan=chosen,
-        total_steps=total_steps or settings.get("total_steps", _DEFAULT_TOTAL_STEPS),
+        total_steps=total_steps,
         seed=seed if seed is not None else settings.get("seed", 0),
         run_dir=run_dir,
         resume=resume,

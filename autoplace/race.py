@@ -33,7 +33,7 @@ from autoplace.train.loop import Loop, open_loop
 
 # Turns that the seconds of a candidate are cut into, and the fewest that there are.
 _TURNS = 12
-_MIN_TURNS = 4
+MIN_TURNS = 4
 _MANY_STEPS = 1 << 40  # no end of a raced run is in sight: its learning rate stays what it is
 
 
@@ -168,13 +168,8 @@ def best_of_schemes(plan: Plan, schemes: Sequence[str] = ()) -> list[tuple[str, 
     Raises:
         UsageError: there is no such scheme, or it cannot run here.
     """
-    best = {plan.scheme: plan.chosen}
-    refused: dict[str, str] = {}
-    for candidate in plan.candidates:
-        if candidate.rejected_because is None:
-            best.setdefault(candidate.scheme, candidate)
-        else:
-            refused.setdefault(candidate.scheme, candidate.rejected_because)
+    best = plan.best_of_schemes
+    refused = {c.scheme: c.rejected_because for c in plan.candidates[::-1] if c.scheme not in best}
     for name in schemes:
         if name not in best:
             known = ", ".join(dict.fromkeys((*best, *refused)))
@@ -263,7 +258,7 @@ def _race(
         for entrant in entrants:
             entrant.forget()
         budget_s, start_s, rounds = seconds * len(entrants), now(), 0
-        while rounds < _MIN_TURNS or now() - start_s < budget_s or rounds % 4:
+        while rounds < MIN_TURNS or now() - start_s < budget_s or rounds % 4:
             for entrant in entrants if rounds % 2 == 0 else entrants[::-1]:
                 entrant.turn(seconds / _TURNS)
                 progress(min(1.0, (now() - start_s) / budget_s))

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from autoplace import store
 from autoplace.cli import main
 from autoplace.machine import detect_machine
+from autoplace.planner.plan import Candidate, Plan
+from autoplace.race import Raced, RaceResult
 from autoplace.workload import EnvSpec
 from tests.synthetic import Truth, env_measurements, make_calibration
 
@@ -377,3 +379,59 @@ def test_a_run_of_another_machine_is_planned_again_and_learns_the_same(
     assert json.loads(resumed.stdout.splitlines()[-1])["env_steps"] == 4096
     same = run("train", "CartPole-v1", "--run-dir", folder, "--resume", "--total-steps", "4096")
     assert "planning again" not in same.stderr
+
+
+def test_a_tie_is_raced_once_and_the_result_kept(
+    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    races = []
+
+    def pretend(plan: Plan, entrants: list[tuple[str, Candidate]], **options: object) -> RaceResult:
+        races.append([candidate for _, candidate in entrants])
+        speeds = [1.0, 0.5]  # the runner-up is twice as fast
+        return RaceResult(
+            entrants=tuple(
+                Raced(candidate=candidate, name=name, rows=1000, turns_s=(seconds,) * 4)
+                for (name, candidate), seconds in zip(entrants, speeds, strict=True)
+            )
+        )
+
+    monkeypatch.setattr("autoplace.race.race", pretend)
+    alone = ("CartPole-v1", "--scheme", "cpu", "--minibatch-rows", "256")
+
+    # A race takes seconds: a run of 1,024 steps is not worth one, nor is a plan that is only shown.
+    before = run_json("plan", *alone)
+    assert before["is_close"] and before["raced"] == ""
+    short = run("train", *alone, "--total-steps", "1024", "--run-dir", str(tmp_path / "short"))
+    dry = run("train", *alone, "--total-steps", "1000000000", "--dry-run")
+    assert (short.exit_code, dry.exit_code, races) == (0, 0, [])
+
+    after = run_json("plan", *alone, "--race")
+    assert len(races) == 1
+    assert after["placement"] == before["runner_up"]["placement"] != before["placement"]
+    assert after["raced"] in after["reasons"]
+    assert run_json("plan", *alone)["placement"] == after["placement"]
+    start = json.loads(run("train", *alone, "--total-steps", "1024", "--json", "--run-dir",
+                           str(tmp_path / "raced")).stdout.splitlines()[0])  # fmt: skip
+    assert start["placement"] == after["placement"]
+    trusting = run_json("train", *alone, "--no-race", "--dry-run")
+    assert trusting["placement"] == before["placement"]
+    assert len(races) == 1
+
+    # Another workload, and a run that is long against a race.
+    monkeypatch.setattr("autoplace.close_calls.pays", lambda plan, steps: steps == 2048)
+    other = ("CartPole-v1", "--scheme", "cpu", "--minibatch-rows", "128", "--total-steps", "2048")
+    trained = run("train", *other, "--run-dir", str(tmp_path / "long"))
+    assert trained.exit_code == 0, trained.output
+    assert len(races) == 2
+    assert "the prediction is a tie: racing cpu and cpu" in trained.stderr
+    assert "It was raced because the prediction is a tie" in trained.stdout
+
+
+def test_a_race_needs_this_machine_and_a_tie(calibrated: Path) -> None:
+    stored = next((calibrated / "calibrations").glob("*.json"))
+    other = run("plan", "CartPole-v1", "--race", "--calibration", str(stored))
+    assert (other.exit_code, "--race runs on this machine" in other.stderr) == (2, True)
+    clear = run("plan", "CartPole-v1", "--race", "--minibatch-rows", "256")
+    assert clear.exit_code == 0
+    assert "not raced: the choice is clear" in clear.stderr

@@ -26,6 +26,7 @@ LAYERS = (
     ("results", "store"),
     ("train",),
     ("race",),
+    ("close_calls",),
     ("prepare", "export"),
     ("report",),
     (
@@ -140,6 +141,7 @@ def test_nothing_counts_cpus_that_it_may_not_use() -> None:
         "autoplace.envs",
         "autoplace.store",
         "autoplace.report",
+        "autoplace.close_calls",
         "autoplace.prepare",
         "autoplace.presets",
     ],

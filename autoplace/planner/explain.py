@@ -120,6 +120,7 @@ def _verdict(plan: Plan) -> str:
         f"{text}\nRunner-up: {what}, {format_rate(runner.env_steps_per_s)} env steps/s:\n"
         f"  {describe_placement(runner.placement)}.\n"
         f"Margin: {format_percent(plan.margin_fraction)}, {judgement}."
+        + (f"\nIt was {plan.raced}." if plan.raced else "")
     )
 
 

@@ -136,6 +136,11 @@ class Candidate:
         """What candidates are ranked by: env steps per second x relative sample efficiency."""
         return self.env_steps_per_s * self.sample_efficiency
 
+    @property
+    def bottleneck(self) -> str:
+        """The stage that takes longest, of a candidate with stages."""
+        return max((s for s in self.stages if s.name != "wait"), key=lambda s: s.total_s).name
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object of a candidate in a plan's list."""
         return {
@@ -202,6 +207,7 @@ class Plan:
         changes_learning: settings that differ from the user's and may change what is learned.
         reasons: the choice in sentences.
         origin: ``measured``, or ``modelled`` where the calibration was derived.
+        raced: what a race said where the prediction is a tie, "" where there was none.
     """
 
     workload: Workload
@@ -216,6 +222,7 @@ class Plan:
     changes_learning: tuple[str, ...]
     reasons: tuple[str, ...]
     origin: str = "measured"
+    raced: str = ""
 
     @property
     def scheme(self) -> str:
@@ -226,6 +233,15 @@ class Plan:
     def placement(self) -> Placement:
         """The chosen placement."""
         return self.chosen.placement
+
+    @property
+    def best_of_schemes(self) -> dict[str, Candidate]:
+        """The best candidate of every scheme that can run, the chosen one first."""
+        best = {self.scheme: self.chosen}
+        for candidate in self.candidates:
+            if candidate.rejected_because is None:
+                best.setdefault(candidate.scheme, candidate)
+        return best
 
     def to_json(self) -> dict[str, Any]:
         """The plan as ``autoplace plan --json`` prints it."""
@@ -247,6 +263,7 @@ class Plan:
             "reasons": list(self.reasons),
             "fingerprint": self.fingerprint,
             "origin": self.origin,
+            "raced": self.raced,
             "workload": self.workload.to_json(),
         }
 
@@ -281,6 +298,7 @@ class Plan:
             changes_learning=tuple(data["changes_learning"]),
             reasons=tuple(data["reasons"]),
             origin=data["origin"],
+            raced=data.get("raced", ""),
         )
 
     @classmethod

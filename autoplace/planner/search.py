@@ -113,8 +113,7 @@ def make_plan(
     if scheme == "auto" and len(model.devices) > 1:
         flips = find_flips(workload, best.scheme.name, best.placement, search.winner)
     chosen = search.candidate(best)
-    stages = {stage.name: stage for stage in chosen.stages if stage.name != "wait"}
-    bottleneck = max(stages.values(), key=lambda stage: stage.total_s).name
+    bottleneck = chosen.bottleneck
     runner = search.candidate(runner_up) if runner_up is not None else None
     return Plan(
         workload=workload,

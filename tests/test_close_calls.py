@@ -1,0 +1,143 @@
+"""Close calls: who is raced, when that pays, what it changes, and that it is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from autoplace import close_calls, store
+from autoplace.close_calls import Verdict, decide, keep_verdict, kept_verdict, pays, rivals
+from autoplace.planner.explain import explain_plan
+from autoplace.planner.plan import Candidate, Plan
+from autoplace.race import Raced, RaceResult
+from tests.synthetic import make_machine
+from tests.train.plans import make_plan as hand_made
+
+MACHINE = make_machine()
+
+
+def candidate(scheme: str, rate: float, *, width: float = 1.05, lag: int = 0) -> Candidate:
+    """So many env steps/s predicted, of iterations of 1000 that are ``width`` uncertain."""
+    chosen = hand_made(scheme=scheme).chosen
+    seconds = 1000 / rate
+    stages = tuple(dataclasses.replace(stage, total_s=seconds / 3) for stage in chosen.stages)
+    return dataclasses.replace(
+        chosen,
+        placement=dataclasses.replace(chosen.placement, max_policy_lag=lag),
+        iteration_s=seconds,
+        low_s=seconds / width,
+        high_s=seconds * width,
+        env_steps_per_s=rate,
+        stages=stages,
+    )
+
+
+CPU, DOUBLE = candidate("cpu", 1000.0), candidate("double-buffer", 980.0, lag=1)
+GPU, HYBRID = candidate("gpu", 970.0), candidate("hybrid", 900.0)
+
+
+@pytest.fixture
+def tie() -> Plan:
+    return dataclasses.replace(
+        hand_made(),
+        chosen=CPU,
+        candidates=(CPU, DOUBLE, GPU, HYBRID),
+        runner_up=DOUBLE,
+        margin_fraction=0.02,
+        is_close=True,
+        reasons=("cpu is predicted to run 1,000 env steps/s",),
+    )
+
+
+def verdict(*rates: tuple[Candidate, float], noise: float = 0.01) -> Verdict:
+    return Verdict(
+        rates=tuple((c.scheme, c.placement, rate) for c, rate in rates), noise_fraction=noise
+    )
+
+
+def test_only_those_that_the_model_cannot_tell_apart_are_raced(tie: Plan) -> None:
+    assert rivals(tie) == [CPU, DOUBLE, GPU]  # hybrid's best case is 900 x 1.05
+    assert rivals(dataclasses.replace(tie, is_close=False)) == []
+    assert rivals(dataclasses.replace(tie, runner_up=None)) == []
+
+
+def test_a_race_is_run_only_where_it_is_a_small_share_of_the_run(tie: Plan) -> None:
+    # Three rivals of 1 s an iteration: 4 turns of 2, 3 and 2 iterations, twice as long with all
+    # that is around: 2 (8 + 12.2 + 8.2) = 57 s. That is 2 % of 2850 s, or 2.85 million steps.
+    assert not pays(tie, 2_700_000)
+    assert pays(tie, 3_000_000)
+
+
+def test_the_measurement_decides_and_says_so(tie: Plan) -> None:
+    plan = decide(tie, verdict((CPU, 900.0), (DOUBLE, 1100.0), (GPU, 500.0)))
+    assert plan.chosen == DOUBLE
+    assert plan.candidates[0] == DOUBLE and len(plan.candidates) == 4
+    assert plan.runner_up == CPU
+    assert plan.margin_fraction == pytest.approx(1100 / 900 - 1)
+    assert any("one iteration old" in line for line in plan.changes_learning)
+    assert "double-buffer 1,100" in plan.reasons[0] and "cpu 900" in plan.reasons[0]
+    assert "It was raced because the prediction is a tie" in explain_plan(plan)
+    assert Plan.from_json(plan.to_json()).raced == plan.raced
+
+
+def test_a_lead_within_the_noise_leaves_the_choice_as_it_is(tie: Plan) -> None:
+    plan = decide(tie, verdict((CPU, 1000.0), (DOUBLE, 1015.0), (GPU, 500.0), noise=0.02))
+    assert plan.chosen == CPU
+    assert plan.reasons[0] == tie.reasons[0] and plan.raced in plan.reasons
+
+
+def test_minibatches_count_for_what_they_are_worth(tie: Plan) -> None:
+    large = dataclasses.replace(DOUBLE, sample_efficiency=0.5)
+    plan = dataclasses.replace(tie, candidates=(CPU, large), runner_up=large)
+    assert decide(plan, verdict((CPU, 1000.0), (large, 1500.0))).chosen == CPU
+
+
+def test_what_a_race_said_is_kept_for_the_same_workload_machine_and_rivals(
+    tie: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOPLACE_HOME", str(tmp_path))
+    said = verdict((CPU, 900.0), (DOUBLE, 1100.0), (GPU, 500.0))
+    assert kept_verdict(tie, MACHINE) is None
+    keep_verdict(tie, MACHINE, said)
+    assert kept_verdict(tie, MACHINE) == said
+    assert kept_verdict(dataclasses.replace(tie, fingerprint="other"), MACHINE) is None
+    wider = dataclasses.replace(tie, workload=tie.workload.replace(hidden_sizes=(16,)))
+    assert kept_verdict(wider, MACHINE) is None
+    keep_verdict(wider, MACHINE, said)
+    assert kept_verdict(tie, MACHINE) == said
+    # A rival that has not been raced yet asks for a new race.
+    moved = dataclasses.replace(
+        DOUBLE, placement=dataclasses.replace(DOUBLE.placement, learn_threads=7)
+    )
+    assert kept_verdict(dataclasses.replace(tie, runner_up=moved), MACHINE) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 99, "races": {}}'])
+def test_a_damaged_file_of_races_counts_as_none(
+    tie: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setenv("AUTOPLACE_HOME", str(tmp_path))
+    path = store.calibration_path(MACHINE).with_suffix(".races.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert kept_verdict(tie, MACHINE) is None
+    keep_verdict(tie, MACHINE, verdict((CPU, 1.0), (DOUBLE, 1.0), (GPU, 1.0)))
+    assert kept_verdict(tie, MACHINE) is not None
+
+
+def test_the_race_itself_is_that_of_the_rivals(tie: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(plan: Plan, entrants: list[tuple[str, Candidate]], **options: object) -> RaceResult:
+        assert options["seconds"] == close_calls.SECONDS
+        return RaceResult(
+            entrants=tuple(
+                Raced(candidate=c, name=name, rows=1000, turns_s=(1.0 + i,) * 4)
+                for i, (name, c) in enumerate(entrants)
+            )
+        )
+
+    monkeypatch.setattr("autoplace.race.race", pretend)
+    said = close_calls.run_race(tie)
+    assert said.rates == verdict((CPU, 1000.0), (DOUBLE, 500.0), (GPU, 1000 / 3)).rates
+    assert said.noise_fraction == 0.0
