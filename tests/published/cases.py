@@ -195,7 +195,7 @@ SINGLE_ENV_CASES = (
 # Why the other rows are not formed. A row may have several reasons; the first is given.
 _PROGRAMS = "compares programs, or versions or engines of one, not placements"
 _MACHINE = "does not name the machine"
-_SIZES = "names no sizes of the workload"
+_SIZES = "names too few sizes of the workload: not its observations or its network"
 _NO_WINNER = "names no winner of two ways"
 _ELSEWHERE = "environments on the accelerator, or several accelerators: no scheme of the planner"
 _NOT_PPO = "another algorithm, or a kernel alone"
