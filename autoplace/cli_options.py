@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from autoplace.engines import ENGINES
 from autoplace.workload import IMAGE_READINGS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -123,6 +124,13 @@ def placement_options(function: Function) -> Function:
                 metavar="N|auto",
                 callback=_whole_or_auto,
                 help="CPU threads while learning.",
+            ),
+            click.option(
+                "--engine",
+                type=click.Choice(("auto", *ENGINES)),
+                default="auto",
+                show_default=True,
+                help="How steps are executed: eager torch, or numpy for perceptrons on the CPU.",
             ),
             click.option(
                 "--max-policy-lag",

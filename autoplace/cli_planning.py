@@ -81,6 +81,8 @@ def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
     }
     if options["device"] not in (None, "auto"):
         given["device"] = options["device"]
+    if options["engine"] != "auto":
+        given["engine"] = options["engine"]
     if options["env_backend"] not in (None, "auto"):
         given["env_backend"] = options["env_backend"]
     return {name: value for name, value in given.items() if value is not None}

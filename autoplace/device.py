@@ -18,8 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 
 from autoplace.device_names import CPU, canonical_device, is_accelerator
+from autoplace.engines import EAGER, ENGINES
 from autoplace.errors import DeviceError
 from autoplace.processes import ChildProcess, PipeChannel, wait_any_process
 
@@ -181,6 +183,11 @@ def wait_any(
     return _clock.wait_any(channels, spawned, timeout_s=timeout_s)
 
 
+def cpu_engines() -> tuple[str, ...]:
+    """Engines of steps on the CPU whose time the clock can tell: a virtual one sees torch only."""
+    return ENGINES if isinstance(_clock, _RealClock) else (EAGER,)
+
+
 @contextlib.contextmanager
 def use_clock(clock: Clock | None) -> Iterator[None]:
     """Take the time from ``clock`` inside the block; ``None`` leaves the clock as it is."""
@@ -272,15 +279,29 @@ def empty_cache(device: str) -> None:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run the block with ``count`` intra-op threads and put the old number back."""
+    """Run the block with ``count`` threads in torch and numpy, and put the old numbers back."""
     previous = torch.get_num_threads()
+    libraries = [(library, library.get_num_threads()) for library in _numpy_libraries()]
     if count != previous:
         torch.set_num_threads(count)
+    for library, number in libraries:
+        if number != count:
+            library.set_num_threads(count)
     try:
         yield
     finally:
         if torch.get_num_threads() != previous:
             torch.set_num_threads(previous)
+        for library, number in libraries:
+            if number != count:
+                library.set_num_threads(number)
+
+
+@functools.cache
+def _numpy_libraries() -> tuple[Any, ...]:
+    """The linear algebra that numpy has loaded, as far as its threads can be set."""
+    controller = ThreadpoolController().select(user_api="blas")
+    return tuple(controller.lib_controllers)
 
 
 # --------------------------------------------------------------------------------------------------

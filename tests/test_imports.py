@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "autoplace"
 # Lowest first. A module imports from its own line and the lines above it, never from below.
 LAYERS = (
     ("_version",),
-    ("errors", "units", "device_names", "cgroups", "processes"),
+    ("errors", "units", "device_names", "engines", "cgroups", "processes"),
     ("accelerators", "device", "files", "home"),
     ("machine", "workload"),
     ("measurement",),

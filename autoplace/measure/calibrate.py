@@ -108,7 +108,7 @@ def _calibrate(
     start_s = device.now()
     machine = machine if machine is not None else detect_machine()
     names = _usable_devices(machine, devices)
-    tasks = calibration_tasks(names, machine.usable_cpus, quick=quick)
+    tasks = calibration_tasks(names, machine.usable_cpus, engines=device.cpu_engines(), quick=quick)
     session = _Session(machine, tasks, start_s, budget_s, progress)
     session.first_visits()
     session.refine()

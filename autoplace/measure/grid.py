@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from autoplace.device_names import CPU
+from autoplace.engines import EAGER
 from autoplace.measurement import Task
 from autoplace.workload import NetworkSpec
 
@@ -107,21 +108,31 @@ def thread_counts(usable_cpus: int) -> tuple[int, ...]:
 
 
 def calibration_tasks(
-    devices: Sequence[str], usable_cpus: int, *, quick: bool = False
+    devices: Sequence[str],
+    usable_cpus: int,
+    *,
+    engines: Sequence[str] = (EAGER,),
+    quick: bool = False,
 ) -> list[Task]:
-    """Every task of a calibration of ``devices`` (the CPU among them), most useful first."""
+    """Every task of a calibration of ``devices`` (the CPU among them), most useful first.
+
+    ``engines`` are those of steps on the CPU, the one to know best last.
+    """
     threads = thread_counts(usable_cpus)
     if quick and len(threads) > 2:
         threads = (threads[0], threads[len(threads) // 2], threads[-1])
     # A device's timings are interleaved with those of the others, family by family.
-    queues = [list(_device_tasks(on, threads, quick)) for on in devices]
+    queues = [list(_device_tasks(on, threads, engines, quick)) for on in devices]
     merged = [t for group in itertools.zip_longest(*queues) for t in group if t is not None]
     return list(dict.fromkeys(merged))
 
 
-def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task]:
+def _device_tasks(
+    on: str, threads: Sequence[int], engines: Sequence[str], quick: bool
+) -> Iterator[Task]:
     """The tasks of one device: basics first, then real steps, then what refines both."""
     counts = tuple(threads) if on == CPU else (1,)
+    *others, main = engines if on == CPU else (EAGER,)
     squares = QUICK_SQUARES if quick else SQUARES
     skinny = QUICK_SKINNY if quick else SKINNY
     steps = QUICK_STEPS if quick else STEPS
@@ -144,16 +155,18 @@ def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task
     for index in range(rounds):
         for count in counts:
             for network, rows, batches in steps:
-                if index < len(batches):
-                    yield _update(on, count, network, batches[index])
-                if index < len(rows):
-                    yield _policy(on, count, network, rows[index])
+                for engine in (main, *others) if index == 0 else (main,):
+                    if index < len(batches):
+                        yield _update(on, count, network, batches[index], engine)
+                    if index < len(rows):
+                        yield _policy(on, count, network, rows[index], engine)
         if index == 0:
-            yield from _once_per_iteration(on, counts, steps, quick)
+            for engine in (main, *others):
+                yield from _once_per_iteration(on, counts, steps, quick, engine)
     for network, rows, batches in () if quick else _spread(_SPREAD):
         for count in dict.fromkeys((counts[0], counts[-1])):
-            yield _update(on, count, network, batches[0])
-            yield _policy(on, count, network, rows[0])
+            yield _update(on, count, network, batches[0], main)
+            yield _policy(on, count, network, rows[0], main)
     for count in counts:
         for size in squares[4:]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
@@ -164,12 +177,14 @@ def _device_tasks(on: str, threads: Sequence[int], quick: bool) -> Iterator[Task
             yield Task(op="matmul", device=on, shape=(size, size, size), residency="copied")
 
 
-def _policy(on: str, threads: int, network: NetworkSpec, rows: int) -> Task:
-    return Task(op="policy_step", device=on, threads=threads, network=network, rows=rows)
+def _policy(on: str, threads: int, network: NetworkSpec, rows: int, engine: str) -> Task:
+    return Task(
+        op="policy_step", device=on, threads=threads, network=network, rows=rows, engine=engine
+    )
 
 
-def _update(on: str, threads: int, network: NetworkSpec, rows: int) -> Task:
-    return Task(op="update", device=on, threads=threads, network=network, rows=rows)
+def _update(on: str, threads: int, network: NetworkSpec, rows: int, engine: str) -> Task:
+    return Task(op="update", device=on, threads=threads, network=network, rows=rows, engine=engine)
 
 
 def _once_per_iteration(
@@ -177,12 +192,15 @@ def _once_per_iteration(
     counts: Sequence[int],
     steps: Sequence[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]],
     quick: bool,
+    engine: str,
 ) -> Iterator[Task]:
     shapes = itertools.cycle(QUICK_ROLLOUTS if quick else ROLLOUTS)
     for network, _, _ in steps:
         shape = next(shapes)
         for count in counts:
-            yield Task(op="gae", device=on, threads=count, shape=shape, network=network)
+            yield Task(
+                op="gae", device=on, threads=count, shape=shape, network=network, engine=engine
+            )
         if on != CPU:
             yield Task(op="weights_to_host", device=on, network=network)
 

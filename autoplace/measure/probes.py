@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from autoplace import device
+from autoplace.engines import EAGER
 from autoplace.measure.timing import Probe, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
 from autoplace.ppo.distribution import draw_noise
 from autoplace.ppo.network import ActorCritic
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import Updater
+from autoplace.ppo.steps import make_policy_step, make_updater
 from autoplace.processes import echo
 from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
 
@@ -129,8 +129,8 @@ def _handoff(task: Task) -> Probe:
     return Probe(tasks=(task,), sample=timed_calls(call, task.device), close=close)
 
 
-def _network(spec: NetworkSpec, on: str) -> ActorCritic:
-    network = ActorCritic(spec, seed=_SEED, normalize_observations=True)
+def _network(spec: NetworkSpec, on: str, engine: str = EAGER) -> ActorCritic:
+    network = ActorCritic(spec, seed=_SEED, normalize_observations=True, engine=engine)
     return network if on == device.CPU else network.over(network.flat.to(on))
 
 
@@ -160,7 +160,7 @@ def _policy_step(task: Task) -> Probe:
     assert spec is not None
     on = task.device
     rollout = Rollout(spec, rollout_steps=_ROLLOUT_STEPS, num_envs=task.rows, device=on)
-    step = PolicyStep(_network(spec, on))
+    step = make_policy_step(_network(spec, on, task.engine))
     noise = _noise(spec, _ROLLOUT_STEPS, task.rows, on)
     observations = _observations(spec, task.rows)
     if on == device.CPU:
@@ -226,7 +226,7 @@ def _gae(task: Task) -> Probe:
     rollout.observations.copy_(rows.view(rollout.observations.shape))
     rollout.actions.zero_()
     rollout.outcomes.zero_()
-    network = _network(spec, task.device)
+    network = _network(spec, task.device, task.engine)
     hyper = Hyperparameters(num_envs=envs, rollout_steps=steps, hidden_sizes=spec.hidden_sizes)
     normalizer = RewardNormalizer(num_envs=envs, gamma=hyper.gamma, device=task.device)
     return Probe(
@@ -258,7 +258,7 @@ def _update(task: Task) -> Probe:
         hidden_sizes=spec.hidden_sizes,
         learning_rate=1e-9,  # weights stay as they are, however often it is timed
     )
-    updater = Updater(_network(spec, on), hyper, minibatch_rows=rows)
+    updater = make_updater(_network(spec, on, task.engine), hyper, minibatch_rows=rows)
     indices = torch.split(torch.randperm(num_rows, generator=generator).to(on), rows)
     count = 0
 

@@ -74,6 +74,12 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
         value = given.get(name)
         return free if value is None else (int(str(value)),)
 
+    engine = given.get("engine")
+    if engine is not None and engine not in axes.engines:
+        raise UsageError(
+            f"--engine is one that was timed and can run the network ({', '.join(axes.engines)}), "
+            f"got {engine}: leave it to auto, or run `autoplace calibrate` again"
+        )
     interval = given.get("transfer_interval_steps")
     if interval is not None and not 1 <= int(str(interval)) <= steps:
         raise UsageError(
@@ -112,7 +118,7 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
         transfer_intervals=one("transfer_interval_steps", axes.transfer_intervals),
         env_backends=backends,
         usable_cpus=axes.usable_cpus,
-        engines=axes.engines,
+        engines=axes.engines if engine is None else (str(engine),),
     )
 
 

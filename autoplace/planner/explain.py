@@ -34,9 +34,7 @@ def describe_placement(placement: Placement) -> str:
     text += f", sampling on {sampling}, learning on {learning}"
     if placement.sample_device != placement.learn_device:
         text += f", chunks of {placement.transfer_interval_steps} steps"
-    if placement.engine != "eager":
-        text += f", {placement.engine}"
-    return text
+    return f"{text}, {placement.engine} engine"
 
 
 def describe_network(network: NetworkSpec) -> str:
@@ -128,7 +126,7 @@ def _candidates(plan: Plan, every: bool) -> str:
     shown = plan.candidates if every else _leading(plan.candidates)
     lines = [
         f"{'scheme':<15}{'env steps/s':>11}{'x efficiency':>14}{'=':>9}{'minibatch':>11}"
-        f"   {'sampling':<11}{'learning':<11}{'chunk':>6}   envs"
+        f"   {'sampling':<11}{'learning':<11}{'chunk':>6}   {'engine':<8}envs"
     ]
     for candidate in shown:
         if candidate.rejected_because is not None:
@@ -143,7 +141,8 @@ def _candidates(plan: Plan, every: bool) -> str:
             f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>11}"
             f"{candidate.sample_efficiency:>14.2f}{format_rate(candidate.score):>9}"
             f"{placement.minibatch_rows:>11}"
-            f"   {sampling:<11}{learning:<11}{chunk:>6}   {_backend(placement)}"
+            f"   {sampling:<11}{learning:<11}{chunk:>6}   {placement.engine:<8}"
+            f"{_backend(placement)}"
         )
     hidden = len(plan.candidates) - len(shown)
     if hidden:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
+from autoplace.engines import EAGER, ENGINES, supports
 from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration, Task
 from autoplace.planner.choices import (
@@ -187,8 +188,17 @@ class _Search:
             transfer_intervals=transfer_intervals(hyper.rollout_steps),
             env_backends=backends,
             usable_cpus=self._calibration.machine.usable_cpus,
+            engines=self._engines(workload),
         )
         return narrowed(axes, self._given, hyper.rollout_steps)
+
+    def _engines(self, workload: Workload) -> tuple[str, ...]:
+        """Those with timings on the CPU that can run the network."""
+        timed = {m.task.engine for m in self._calibration.measurements if m.task.op == "update"}
+        is_plain = workload.network.is_plain
+        return tuple(e for e in ENGINES if e in timed and supports(e, is_plain=is_plain)) or (
+            EAGER,
+        )
 
     def rank(self, workload: Workload) -> tuple[list[_Costed], list[Candidate]]:
         """Every legal placement, best first, and those rejected with the reason."""

@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoplace.engines import EAGER, NUMPY, engine_on
 from autoplace.ppo.encoder import Encoder, rows_apart, vector_part
 from autoplace.ppo.factory import make_own_network, own_inputs
+from autoplace.ppo.numpy_perceptron import NumpyPerceptron
 from autoplace.workload import NetworkSpec
 
 OBSERVATION_CLAMP = 10.0
@@ -44,6 +46,7 @@ class ActorCritic(nn.Module):
     Attributes:
         spec: the sizes.
         normalize_observations: whether observations are standardised (images never are).
+        engine: how passes without gradients are computed, see :mod:`autoplace.engines`.
         flat: the buffer behind everything: ``num_trainable`` parameters, then the statistics.
         num_trainable: length of the part of ``flat`` that is learned (with padding).
     """
@@ -59,12 +62,14 @@ class ActorCritic(nn.Module):
         *,
         seed: int = 0,
         normalize_observations: bool = False,
+        engine: str = EAGER,
         flat: Tensor | None = None,
     ) -> None:
         """Build over ``flat``, or over a new host buffer initialised from ``seed``."""
         super().__init__()
         self.spec = spec
         self.normalize_observations = normalize_observations
+        self.engine = engine
         own = make_own_network(spec, seed=seed) if spec.factory else None
         self.num_trainable, size = _buffer_sizes(spec, own)
         self.flat = torch.zeros(size) if flat is None else flat
@@ -88,12 +93,20 @@ class ActorCritic(nn.Module):
             _move_into(own.buffers(), views, fill=flat is None)
         self.actor_layers = _layers(self.actor)
         self.critic_layers = _layers(self.critic)
+        if engine == NUMPY:
+            self._host_actor = host_perceptron(self.actor_layers)
+            self._host_critic = host_perceptron(self.critic_layers)
         if flat is None:
             self._initialize(seed)
 
     def over(self, flat: Tensor) -> ActorCritic:
         """The same network over another buffer, on whatever device that is."""
-        return ActorCritic(self.spec, normalize_observations=self.normalize_observations, flat=flat)
+        return ActorCritic(
+            self.spec,
+            normalize_observations=self.normalize_observations,
+            engine=engine_on(self.engine, flat.device.type),
+            flat=flat,
+        )
 
     def _initialize(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -117,6 +130,8 @@ class ActorCritic(nn.Module):
 
     def policy(self, normalized: Tensor) -> Tensor:
         """Logits ``[B, A]`` of a categorical policy, or means ``[B, A]`` of a Gaussian one."""
+        if self._runs_in_numpy:
+            return torch.from_numpy(self._host_actor.outputs(normalized.numpy()))
         return self.policy_of_parts(*self._parts(normalized))
 
     def policy_of_parts(self, vector: Tensor | None, images: Sequence[Tensor]) -> Tensor:
@@ -136,6 +151,8 @@ class ActorCritic(nn.Module):
         """State values ``[B]``."""
         if self.own is not None:
             return self.both(normalized)[1]
+        if self._runs_in_numpy:
+            return torch.from_numpy(self._host_critic.outputs(normalized.numpy())).squeeze(-1)
         features = self._features(*self._parts(normalized))
         return forward_layers(self.critic_layers, features).squeeze(-1)
 
@@ -148,6 +165,10 @@ class ActorCritic(nn.Module):
         features = self._features(vector, images)
         values = forward_layers(self.critic_layers, features).squeeze(-1)
         return forward_layers(self.actor_layers, features), values
+
+    @property
+    def _runs_in_numpy(self) -> bool:
+        return self.engine == NUMPY and not torch.is_grad_enabled()
 
     def _features(self, vector: Tensor | None, images: Sequence[Tensor]) -> Tensor:
         if self.encoder is None:
@@ -207,6 +228,17 @@ def forward_layers(layers: Layers, x: Tensor) -> Tensor:
         x = F.linear(x, weight, bias).tanh_()
     weight, bias = layers[-1]
     return F.linear(x, weight, bias)
+
+
+def host_perceptron(layers: Layers) -> NumpyPerceptron:
+    """Layers in host memory as numpy sees them, with the gradients that they have by now."""
+    pairs = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in layers]
+    slopes = [
+        (weight.grad.numpy(), bias.grad.numpy())
+        for weight, bias in layers
+        if weight.grad is not None and bias.grad is not None
+    ]
+    return NumpyPerceptron(pairs, slopes)
 
 
 def _padded(count: int) -> int:

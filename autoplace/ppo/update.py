@@ -119,8 +119,6 @@ class Updater:
         self._gradient.zero_()
         loss.total.backward()  # type: ignore[no-untyped-call]
         norm = torch.linalg.vector_norm(self._gradient)
-        self._gradient.mul_((hyper.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self._optimizer.step()
         if measure:
             with torch.no_grad():
                 if entropy is None:
@@ -128,6 +126,8 @@ class Updater:
                 kl = approximate_kl(loss.ratio, loss.log_ratio)
                 clipped = clip_fraction(loss.ratio, hyper.clip_range)
                 self._metrics += torch.stack((loss.policy, loss.value, entropy, kl, clipped, norm))
+        self._gradient.mul_((hyper.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._optimizer.step()
 
     def update(
         self, batch: Batch, permutations: Sequence[Tensor], *, learning_rate: float, iteration: int

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from autoplace import store
+from autoplace.engines import EAGER
 from autoplace.errors import RunError
 from autoplace.ppo.network import ActorCritic
 from autoplace.train.learner import Learned
@@ -64,11 +65,13 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     reward_state: Tensor | None
 
-    def build_network(self) -> ActorCritic:
+    def build_network(self, engine: str = EAGER) -> ActorCritic:
         """The network on the host, with its weights and statistics."""
         hyper = self.workload.hyperparameters
         network = ActorCritic(
-            self.workload.network, normalize_observations=hyper.normalize_observations
+            self.workload.network,
+            normalize_observations=hyper.normalize_observations,
+            engine=engine,
         )
         network.load_state_dict(self.network)
         return network

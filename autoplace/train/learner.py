@@ -14,7 +14,8 @@ from autoplace.ppo.batch import make_batch
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import Updater, UpdateStats
+from autoplace.ppo.steps import make_updater
+from autoplace.ppo.update import UpdateStats
 from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import Hyperparameters
 
@@ -77,7 +78,7 @@ class Learner:
     ) -> None:
         self.network = network
         self.device = device
-        self.updater = Updater(network, hyperparameters, minibatch_rows=minibatch_rows)
+        self.updater = make_updater(network, hyperparameters, minibatch_rows=minibatch_rows)
         self.reward_normalizer = (
             RewardNormalizer(
                 num_envs=hyperparameters.num_envs, gamma=hyperparameters.gamma, device=device

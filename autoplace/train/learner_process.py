@@ -40,6 +40,7 @@ class Job:
         minibatch_rows: of one gradient step.
         device: where it learns.
         threads: intra-op threads of torch.
+        engine: of the learner's steps.
         normalize_observations: whether the network standardises observations.
         max_policy_lag: how many updates old the weights may be that sampled a rollout.
         state: the shared state.
@@ -52,6 +53,7 @@ class Job:
     minibatch_rows: int
     device: str
     threads: int
+    engine: str
     normalize_observations: bool
     max_policy_lag: int
     state: Tensor
@@ -155,7 +157,9 @@ class _Server:
         self._state = (
             torch.empty_like(job.state, device=job.device) if self._is_remote else job.state
         )
-        plain = ActorCritic(job.spec, normalize_observations=job.normalize_observations)
+        plain = ActorCritic(
+            job.spec, normalize_observations=job.normalize_observations, engine=job.engine
+        )
         views = StateViews(plain, hyper, self._state)
         self._learner = Learner(
             views.network,

@@ -164,10 +164,13 @@ def open_loop(
             )
         )
         network = (
-            run.resumed_from.build_network()
+            run.resumed_from.build_network(placement.engine)
             if run.resumed_from is not None
             else ActorCritic(
-                workload.network, seed=seed, normalize_observations=hyper.normalize_observations
+                workload.network,
+                seed=seed,
+                normalize_observations=hyper.normalize_observations,
+                engine=placement.engine,
             )
         )
         setup = Setup(

@@ -18,6 +18,7 @@ from torch import Tensor
 from autoplace import device as devices
 from autoplace.device import now
 from autoplace.device_names import CPU
+from autoplace.engines import engine_on
 from autoplace.errors import RunError
 from autoplace.ppo.rollout import Rollout
 from autoplace.processes import ChildProcess, describe_exit, raise_packed
@@ -91,6 +92,7 @@ class RemoteLearner:
             minibatch_rows=placement.minibatch_rows,
             device=device,
             threads=placement.learn_threads,
+            engine=engine_on(network.engine, device),
             normalize_observations=network.normalize_observations,
             max_policy_lag=max_policy_lag,
             state=self._shared,

@@ -26,8 +26,8 @@ from autoplace.device import now
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.envs.vector import VectorEnv, in_groups
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import Act
 from autoplace.train.interrupt import StopRequest
 from autoplace.train.schemes.base import Setup
 from autoplace.train.stage_timer import StageTimer
@@ -162,7 +162,7 @@ class HostSampler:
 
     def sample(
         self,
-        policy_step: PolicyStep,
+        policy_step: Act,
         noise: Tensor,
         *,
         chunk_steps: int | None = None,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autoplace.engines import engine_on
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
 from autoplace.workload import Workload
@@ -106,6 +107,8 @@ def combinations(
     for (backend, workers), engine, where, rows, interval in itertools.product(
         axes.env_backends, axes.engines, sides, axes.minibatch_rows, intervals
     ):
+        if all(engine_on(engine, on) != engine for on in where[:2]):
+            continue  # it would run nothing
         yield Placement(
             device=where.learn_device,
             sample_device=where.sample_device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoplace.engines import engine_on
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.base import Work
@@ -30,7 +31,7 @@ def per_step(op: str, workload: Workload, placement: Placement, lane: str = "sam
         threads=placement.sample_threads,
         network=workload.network,
         rows=placement.num_envs,
-        engine=placement.engine,
+        engine=engine_on(placement.engine, placement.sample_device),
     )
     return Work(name=op, lane=lane, calls=steps, parts=((task, steps),))
 
@@ -43,6 +44,7 @@ def gae(workload: Workload, placement: Placement) -> Work:
         threads=placement.learn_threads,
         shape=(workload.hyperparameters.rollout_steps, placement.num_envs),
         network=workload.network,
+        engine=engine_on(placement.engine, placement.learn_device),
     )
     return Work(name="gae", lane="learner", calls=1, parts=((task, 1),))
 
@@ -59,7 +61,7 @@ def update(workload: Workload, placement: Placement) -> Work:
                 threads=placement.learn_threads,
                 network=workload.network,
                 rows=rows,
-                engine=placement.engine,
+                engine=engine_on(placement.engine, placement.learn_device),
             ),
             float(hyper.epochs * sizes.count(rows)),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from autoplace.device_names import CPU
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import make_policy_step
 from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Completed, InTurn, Setup
@@ -23,7 +23,7 @@ class CpuScheme(InTurn):
             setup.network.spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs
         )
         self._sampler = HostSampler.of(setup, self._envs, self._rollout)
-        self._policy_step = PolicyStep(setup.network)
+        self._policy_step = make_policy_step(setup.network)
         self.learner = Learner(
             setup.network,
             hyper,

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import make_policy_step
 from autoplace.train.remote_learner import RemoteLearner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Completed, Setup
@@ -47,7 +47,7 @@ class DoubleBufferScheme:
         ]
         self._envs = setup.make_envs()
         self.learner = RemoteLearner(setup, rollouts, max_policy_lag=1)
-        self._policy_step = PolicyStep(self.learner.network)
+        self._policy_step = make_policy_step(self.learner.network)
         self._samplers = [HostSampler.of(setup, self._envs, rollout) for rollout in rollouts]
         self._buffer = 0  # the one that is being filled
         self._version = 0  # of the weights that fill it

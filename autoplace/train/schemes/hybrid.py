@@ -10,8 +10,8 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import make_policy_step
 from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Completed, InTurn, Setup
@@ -38,7 +38,7 @@ class HybridScheme(InTurn):
         flat = devices.host_empty(setup.network.flat.shape, pinned_for=self._device)
         self._sampling_network = setup.network.over(flat.copy_(setup.network.flat))
         self._sampler = HostSampler.of(setup, self._envs, self._host)
-        self._policy_step = PolicyStep(self._sampling_network)
+        self._policy_step = make_policy_step(self._sampling_network)
         self.learner = Learner(
             setup.network.over(setup.network.flat.to(self._device)),  # host -> device, once a run
             hyper,

@@ -1,0 +1,160 @@
+"""Gradient steps in numpy.
+
+The same steps as those of :class:`autoplace.ppo.update.Updater`, to float32 rounding, on the same
+buffers: weights, gradient and Adam's moments are the tensors that the rest of the trainer knows,
+seen as arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autoplace.ppo import numpy_loss
+from autoplace.ppo.batch import Batch
+from autoplace.ppo.network import ActorCritic, host_perceptron
+from autoplace.ppo.numpy_perceptron import Array
+from autoplace.ppo.update import ADAM_EPS, Updater
+from autoplace.workload import Hyperparameters
+
+_BETA_1, _BETA_2 = 0.9, 0.999  # Adam's, as torch has them by default
+
+
+class NumpyUpdater(Updater):
+    """The optimiser and the gradient steps of a network of perceptrons in host memory."""
+
+    def __init__(
+        self, network: ActorCritic, hyperparameters: Hyperparameters, *, minibatch_rows: int
+    ) -> None:
+        super().__init__(network, hyperparameters, minibatch_rows=minibatch_rows)
+        spec = network.spec
+        self._learning_rate = hyperparameters.learning_rate
+        self._weights = self._flat.detach().numpy()
+        self._slope = self._gradient.numpy()
+        self._scratch = np.empty_like(self._slope)
+        self._actor = host_perceptron(network.actor_layers)
+        self._critic = host_perceptron(network.critic_layers)
+        ends = itertools.accumulate(spec.action_heads or (spec.action_size,), initial=0)
+        self._heads = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self.use_moments(torch.zeros_like(self._gradient), torch.zeros_like(self._gradient), 0)
+
+    def minibatch_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
+        """One gradient step on the rows ``index`` (int64 ``[B]``)."""
+        hyper, width = self.hyperparameters, batch.spec.observation_size
+        rows = batch.rows.numpy().take(index.numpy(), 0)
+        observations = rows[:, :width]
+        columns = rows[:, width:].T.copy()
+        old_log_probs, advantages, returns = columns[-3:]
+
+        loss = self._policy_loss(
+            self._actor.forward(observations),
+            columns[:-3],
+            old_log_probs,
+            numpy_loss.standardize(advantages) if hyper.normalize_advantages else advantages,
+            needs_entropy=measure,
+        )
+        values = self._critic.forward(observations)[0]
+        squares, by_value = numpy_loss.value_loss(
+            values, returns, returns - advantages, hyper.value_clip
+        )
+        by_value *= hyper.value_coef / len(values)
+        self._actor.backward(loss.by_outputs)
+        self._critic.backward(by_value[None, :])
+        log_std = self.network.log_std
+        if log_std is not None and log_std.grad is not None:
+            log_std.grad.numpy()[:] = loss.by_log_std
+
+        norm = math.sqrt(np.dot(self._slope, self._slope))
+        if measure:
+            ratio = loss.surrogate.ratio
+            self._metrics += torch.tensor(
+                [
+                    -loss.surrogate.terms.mean(),
+                    squares.mean(),
+                    loss.entropy,
+                    (ratio - 1.0 - loss.surrogate.log_ratio).mean(),
+                    (np.abs(ratio - 1.0) > hyper.clip_range).mean(),
+                    norm,
+                ]
+            )
+        self._adam_step(min(1.0, hyper.max_grad_norm / (norm + 1e-6)))
+
+    def _policy_loss(
+        self,
+        outputs: Array,
+        actions: Array,
+        old_log_probs: Array,
+        advantages: Array,
+        *,
+        needs_entropy: bool,
+    ) -> numpy_loss.PolicyLoss:
+        hyper, log_std = self.hyperparameters, self.network.log_std
+        if log_std is not None:
+            return numpy_loss.gaussian(
+                outputs,
+                log_std.detach().numpy(),
+                actions,
+                old_log_probs,
+                advantages,
+                clip_range=hyper.clip_range,
+                entropy_coef=hyper.entropy_coef,
+            )
+        return numpy_loss.categorical(
+            outputs,
+            actions,
+            old_log_probs,
+            advantages,
+            heads=self._heads,
+            clip_range=hyper.clip_range,
+            entropy_coef=hyper.entropy_coef,
+            needs_entropy=needs_entropy,
+        )
+
+    def _adam_step(self, clip: float) -> None:
+        """Adam (Kingma and Ba 2015, algorithm 1) with the gradient scaled by ``clip``.
+
+        With ``m`` and ``v`` the moments after ``t`` steps, the weights move by
+        ``-alpha m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)``.
+        """
+        slope, scratch = self._slope, self._scratch
+        first, second = self._first, self._second
+        self._num_steps += 1
+        first *= _BETA_1
+        first += np.multiply(slope, (1.0 - _BETA_1) * clip, out=scratch)
+        second *= _BETA_2
+        np.multiply(slope, slope, out=scratch)
+        scratch *= (1.0 - _BETA_2) * clip * clip
+        second += scratch
+        np.sqrt(second, out=scratch)
+        scratch *= 1.0 / math.sqrt(1.0 - _BETA_2**self._num_steps)
+        scratch += ADAM_EPS
+        np.divide(first, scratch, out=scratch)
+        scratch *= self._learning_rate / (1.0 - _BETA_1**self._num_steps)
+        self._weights -= scratch
+
+    # ----------------------------------------------------------------------------------------------
+    # The optimiser's state, as checkpoints know it
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use ``learning_rate`` from the next gradient step on."""
+        self._learning_rate = learning_rate
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Adam's moments and step count; empty before the first gradient step."""
+        if not self._num_steps:
+            return {}
+        return {"step": torch.tensor(float(self._num_steps)), **self._moments}
+
+    def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of :meth:`optimizer_state`."""
+        self.use_moments(state["exp_avg"], state["exp_avg_sq"], int(state["step"]))
+
+    def use_moments(self, first: Tensor, second: Tensor, step: int) -> None:
+        """Let Adam keep its moments in tensors of the caller's, after ``step`` gradient steps."""
+        self._moments = {"exp_avg": first, "exp_avg_sq": second}
+        self._first, self._second = first.numpy(), second.numpy()
+        self._num_steps = step
