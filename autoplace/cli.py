@@ -189,17 +189,25 @@ def calibrate(
 )
 @click.option("--all", "every", is_flag=True, help="Show every candidate.")
 @click.option("--race", is_flag=True, help="Where the prediction is a tie, run both and decide.")
+@click.option(
+    "--for",
+    "trainer",
+    type=click.Choice(("sb3", "cleanrl", "sample-factory")),
+    help="Show it as another trainer's own arguments, ready to paste.",
+)
 @json_option
 def plan(
     env: str,
     env_kwargs: str | None,
     every: bool,
     race: bool,
+    trainer: str | None,
     as_json: bool,
     **options: Any,  # noqa: ANN401
 ) -> None:
     """Show what would be fastest for ENV here, why, and what would change the answer."""
     from autoplace.planner.explain import explain_plan
+    from autoplace.planner.handover import TRAINERS
 
     is_here = options["calibration"] is None
     if race and not is_here:
@@ -209,10 +217,16 @@ def plan(
         result = settled(result, lambda: race)
     if race and not result.raced:
         note("not raced: the choice is clear")
-    if as_json:
+    if trainer is not None:
+        arguments = TRAINERS[trainer](result)
+        if as_json:
+            print_json(arguments.to_json())
+        else:
+            click.echo(arguments.to_text())
+    elif as_json:
         print_json(result.to_json())
-        return
-    click.echo(explain_plan(result, every_candidate=every))
+    else:
+        click.echo(explain_plan(result, every_candidate=every))
 
 
 @main.command()

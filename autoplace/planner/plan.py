@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoplace.errors import UsageError
 from autoplace.workload import Workload
+
+if TYPE_CHECKING:
+    from autoplace.planner.handover import CommandArguments, Sb3Arguments
 
 STAGES = (
     "env_step",
@@ -321,3 +324,31 @@ class Plan:
         from autoplace.planner.explain import explain_plan  # a sibling that reads this file's types
 
         return explain_plan(self)
+
+    def for_sb3(self) -> Sb3Arguments:
+        """What to give Stable-Baselines3: the best placement that it can run.
+
+        Raises:
+            EnvError: the environment cannot be made here.
+            UsageError: Stable-Baselines3 cannot run it.
+        """
+        from autoplace.planner import handover
+
+        return handover.for_sb3(self)
+
+    def for_cleanrl(self) -> CommandArguments:
+        """What to give CleanRL's PPO: the best placement that it can run.
+
+        Raises:
+            EnvError: the environment cannot be made here.
+            UsageError: CleanRL cannot run it.
+        """
+        from autoplace.planner import handover
+
+        return handover.for_cleanrl(self)
+
+    def for_sample_factory(self) -> CommandArguments:
+        """What to give Sample Factory: the best placement that it can run."""
+        from autoplace.planner import handover
+
+        return handover.for_sample_factory(self)

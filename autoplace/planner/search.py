@@ -13,6 +13,7 @@ from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
 from autoplace.engines import EAGER, ENGINES, supports
 from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration, Task
+from autoplace.planner import schemes as layouts
 from autoplace.planner.choices import (
     calibrated_device,
     matches,
@@ -25,7 +26,7 @@ from autoplace.planner.flips import find_flips
 from autoplace.planner.memory import Limits, too_large
 from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage
 from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
-from autoplace.planner.schemes import SCHEMES, Axes, Key, Scheme, Span, Work
+from autoplace.planner.schemes import Axes, Key, Scheme, Span, Work
 from autoplace.workload import Workload
 
 # Two placements closer than this are equally fast, and the safer one is taken.
@@ -78,14 +79,14 @@ def make_plan(
         UsageError: an unknown scheme, or given values that no legal placement has.
         CalibrationError: something that the plan needs was never measured.
     """
-    known = [entry.name for entry in SCHEMES]
+    known = [entry.name for entry in layouts.SCHEMES]
     if scheme != "auto" and scheme not in known:
         raise UsageError(f"--scheme is auto or one of {', '.join(known)}, got {scheme!r}: name one")
     model = model if model is not None else fit_cost_model(calibration)
     given = {name: value for name, value in (placement or {}).items() if value is not None}
     if "device" in given:
         given["device"] = calibrated_device(str(given["device"]), model.devices)
-    schemes = [entry for entry in SCHEMES if scheme in ("auto", entry.name)]
+    schemes = [entry for entry in layouts.SCHEMES if scheme in ("auto", entry.name)]
     search = _Search(calibration, model, schemes, max_policy_lag, limits, given)
     costed, rejected = search.rank(workload)
     if not costed:
