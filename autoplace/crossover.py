@@ -7,15 +7,23 @@ alone they are one thread and several.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autoplace.cost_model import Cost, CostModel
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplace.cost_model import CostModel
 from autoplace.measurement import Calibration, Task
 from autoplace.workload import NetworkSpec
 
-_SMALLEST, _LARGEST, _PER_OCTAVE = 8, 4096, 4
+Array = NDArray[np.float64]
+
+_PER_OCTAVE = 16
+# From 8 to 4096.
+_SIZES = tuple(dict.fromkeys(round(8 * 2 ** (i / _PER_OCTAVE)) for i in range(9 * _PER_OCTAVE + 1)))
+_DRAWS = 1000  # of curves, for an interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +100,15 @@ def _update(on: str, threads: int) -> _Side:
 def _crossover(
     family: str, calibration: Calibration, model: CostModel, baseline: _Side, challenger: _Side
 ) -> Crossover:
-    octaves = math.log2(_LARGEST / _SMALLEST)
-    sizes = [
-        round(_SMALLEST * 2 ** (step / _PER_OCTAVE))
-        for step in range(int(octaves * _PER_OCTAVE) + 1)
-    ]
-    costs = model.predict([side(size) for side in (baseline, challenger) for size in sizes])
-    ratios, widths = [], []
-    for size in sizes:
-        first, second = costs[baseline(size)], costs[challenger(size)]
-        ratios.append(math.log(second.seconds / first.seconds))
-        widths.append(math.hypot(_log_width(first), _log_width(second)))
-    task, other = baseline(sizes[0]), challenger(sizes[0])
+    tasks = [side(size) for side in (baseline, challenger) for size in _SIZES]
+    mean, covariance = model.joint(tasks)
+    count = len(_SIZES)
+    ratios = mean[count:] - mean[:count]
+    # Var(b - a) = Var b + Var a - Cov(a, b) - Cov(b, a)
+    between = covariance[:count, count:]
+    spread = covariance[count:, count:] + covariance[:count, :count] - between - between.T
+    low, high = _interval(ratios, spread)
+    task, other = baseline(_SIZES[0]), challenger(_SIZES[0])
     timed = _timed_ratios(calibration, baseline, challenger)
     slower = [size for size, ratio in timed if ratio > 1]
     faster = [size for size, ratio in timed if ratio < 1 and (not slower or size > slower[-1])]
@@ -114,28 +119,42 @@ def _crossover(
         threads=task.threads,
         baseline=_side_name(task),
         challenger=_side_name(other),
-        size=_last_crossing(sizes, ratios),
-        low=_last_crossing(sizes, [r - w for r, w in zip(ratios, widths, strict=True)]),
-        high=_last_crossing(sizes, [r + w for r, w in zip(ratios, widths, strict=True)]),
+        size=_within_range(_last_crossing(ratios[None])[0]),
+        low=_within_range(low),
+        high=_within_range(high),
         slower_below=slower[-1] if slower else None,
         faster_above=faster[0] if faster else None,
     )
 
 
-def _log_width(cost: Cost) -> float:
-    return math.log(cost.high_s / cost.low_s) / 2
+def _interval(ratios: Array, covariance: Array) -> tuple[float, float]:
+    """The 90 % interval of the crossing, from curves drawn as they are known together."""
+    values, vectors = np.linalg.eigh(covariance)
+    draws = np.random.default_rng(0).standard_normal((_DRAWS, len(ratios)))
+    curves = ratios + draws * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    low, high = np.quantile(_last_crossing(curves), (0.05, 0.95), method="nearest")
+    return float(low), float(high)
 
 
-def _last_crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float | None:
-    """The size after which the log-ratio stays negative, interpolated in log size."""
-    for index in range(len(sizes) - 1, 0, -1):
-        before, after = ratios[index - 1], ratios[index]
-        if before > 0 >= after:
-            share = before / (before - after)
-            return float(sizes[index - 1] * (sizes[index] / sizes[index - 1]) ** share)
-        if after > 0:
-            return None
-    return None
+def _last_crossing(curves: Array) -> Array:
+    """The size after which each curve of log-ratios ``[K, sizes]`` stays negative.
+
+    Interpolated in log size; 0 where the curve always is, infinity where it is not at the end.
+    """
+    slower = curves > 0
+    last = curves.shape[1] - 1 - slower[:, ::-1].argmax(axis=1)
+    crossed = slower.any(axis=1) & (last < curves.shape[1] - 1)
+    index = np.where(crossed, last, 0)
+    rows = np.arange(len(curves))
+    before, after = curves[rows, index], curves[rows, index + 1]
+    sizes = np.log(_SIZES)
+    share = before / np.where(crossed, before - after, 1.0)
+    found = np.exp(sizes[index] + share * (sizes[index + 1] - sizes[index]))
+    return np.where(crossed, found, np.where(slower.any(axis=1), np.inf, 0.0))
+
+
+def _within_range(size: float) -> float | None:
+    return float(size) if 0 < size < math.inf else None
 
 
 def _timed_ratios(

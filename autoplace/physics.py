@@ -48,6 +48,15 @@ class Matmul:
         shape = (1 + self.half_rows / m) * (1 + self.half_columns / n)
         return max(flops / self.flops_per_s * shape, nbytes / self.bytes_per_s)
 
+    def slopes_s(self, m: float, k: float, n: float) -> tuple[float, float, float]:
+        """Derivatives of that by the logarithms of 1 + h, 1 + g and B."""
+        work_s = self.work_s(m, k, n)
+        nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
+        if work_s <= nbytes / self.bytes_per_s:
+            return 0.0, 0.0, -work_s
+        rows, columns = self.half_rows, self.half_columns
+        return work_s * (1 + rows) / (m + rows), work_s * (1 + columns) / (n + columns), 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -218,12 +227,17 @@ class Parts:
         host_s: parts that the host does one after the other.
         device_s: parts that the device does meanwhile; empty on the CPU.
         tail_s: parts that start when both are done.
+        wait_only: whether what counts is how long the host waits for the device after having done
+            its own part.
+        slopes_s: how the whole changes with rates whose effect is not that of a factor on a part,
+            per unit of their logarithms.
     """
 
     host_s: tuple[float, ...]
     device_s: tuple[float, ...] = ()
     tail_s: tuple[float, ...] = ()
     wait_only: bool = False
+    slopes_s: tuple[float, ...] = ()
 
     @property
     def flat(self) -> tuple[float, ...]:
@@ -231,20 +245,38 @@ class Parts:
         return (*self.host_s, *self.device_s, *self.tail_s)
 
     def total_s(self, factors: Iterable[float]) -> float:
-        """Seconds with each part scaled by its factor.
+        """Seconds with each part scaled by its factor, a nanosecond at least."""
+        host, device, tail = self._sums(factors)
+        if self.wait_only:
+            return max(max(device - host, 0.0) + tail, _LEAST_S)
+        return max(max(host, device) + tail, _LEAST_S)
 
-        Where ``wait_only``, what counts is how long the host waits for the device after having
-        done its own part.
-        """
+    def gradient(self, factors: Iterable[float]) -> tuple[float, ...]:
+        """Derivatives of log(:meth:`total_s`) by the logarithm of each factor, then by slopes."""
+        factors = tuple(factors)
+        host, device, _ = self._sums(factors)
+        device_counts = device > host
+        host_sign = (-1.0 if device_counts else 0.0) if self.wait_only else 1.0 - device_counts
+        signs = (
+            *(host_sign for _ in self.host_s),
+            *(float(device_counts) for _ in self.device_s),
+            *(1.0 for _ in self.tail_s),
+        )
+        parts = (p * f * sign for p, f, sign in zip(self.flat, factors, signs, strict=True))
+        total_s = self.total_s(factors)
+        return tuple(slope / total_s for slope in (*parts, *self.slopes_s))
+
+    def _sums(self, factors: Iterable[float]) -> tuple[float, float, float]:
         scaled = [part * factor for part, factor in zip(self.flat, factors, strict=True)]
         num_host, num_device = len(self.host_s), len(self.device_s)
-        host = sum(scaled[:num_host])
-        on_device = sum(scaled[num_host : num_host + num_device])
-        tail = sum(scaled[num_host + num_device :])
-        if self.wait_only:
-            return max(on_device - host, 0.0) + tail
-        return max(host, on_device) + tail
+        return (
+            sum(scaled[:num_host]),
+            sum(scaled[num_host : num_host + num_device]),
+            sum(scaled[num_host + num_device :]),
+        )
 
+
+_LEAST_S = 1e-9
 
 # Operations that the eager engine issues, counted from its code: (fixed, per hidden layer).
 _HANDOFF_OPS = 40
@@ -298,15 +330,17 @@ def physics(primitives: Primitives, task: Task) -> Parts:
     if task.op == "matmul":
         model = primitives.matmul_for(device, threads)
         m, k, n = task.shape
-        on_the_device_s = (model.fixed_s, model.work_s(m, k, n))
         if task.residency == "resident":
-            return Parts(on_the_device_s)
+            on_device_s = (model.fixed_s, model.work_s(m, k, n))
+            return Parts(on_device_s, slopes_s=model.slopes_s(m, k, n))
+        # Both operands go there and are waited for; the way back is issued during the product.
         copied_s = (
             primitives.copy_s(device, "h2d", False, FLOAT_BYTES * m * k)
             + primitives.copy_s(device, "h2d", False, FLOAT_BYTES * k * n)
             + primitives.copy_s(device, "d2h", False, FLOAT_BYTES * m * n)
         )
-        return Parts((*on_the_device_s, copied_s))
+        on_device_s = (max(model.fixed_s - dispatch_s, 0.0), model.work_s(m, k, n))
+        return Parts((dispatch_s,), on_device_s, (copied_s,))
     if task.op == "elementwise":
         nbytes = 2.0 * FLOAT_BYTES * task.shape[0]
         fixed_s = dispatch_s + launch_s

@@ -62,14 +62,17 @@ def test_samples_a_thousand_times_too_long_do_not_move_predictions() -> None:
 
 def test_intervals_hold_for_most_sizes_that_were_never_timed() -> None:
     truth = Truth(gpu=True)
-    rng = np.random.default_rng(11)
-    model = fit_cost_model(
-        make_calibration(truth, noise=lambda: math.exp(0.05 * rng.standard_normal()))
-    )
-    tasks = random_tasks(np.random.default_rng(3), "cpu", 200, 1)
-    costs = model.predict(tasks)
-    held = [costs[t].low_s <= truth.seconds(t) <= costs[t].high_s for t in tasks]
-    assert 0.75 <= np.mean(held) <= 1.0
+    held = []
+    # What one calibration has wrong of a rate, all its predictions share.
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        model = fit_cost_model(
+            make_calibration(truth, noise=lambda rng=rng: math.exp(0.05 * rng.standard_normal()))
+        )
+        tasks = random_tasks(rng, "cpu", 60, 1)
+        costs = model.predict(tasks)
+        held += [costs[t].low_s <= truth.seconds(t) <= costs[t].high_s for t in tasks]
+    assert 0.75 <= np.mean(held) <= 0.99
 
 
 def test_a_task_that_was_timed_gets_its_median_and_says_measured() -> None:

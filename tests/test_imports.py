@@ -21,6 +21,7 @@ LAYERS = (
     ("ppo", "envs", "presets"),
     ("measure",),
     ("physics",),
+    ("correction", "standard_errors"),
     ("cost_model",),
     ("crossover", "planner", "whatif"),
     ("results", "store"),

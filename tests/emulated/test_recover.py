@@ -16,16 +16,18 @@ from autoplace.measure import calibrate as calibration_module
 from autoplace.measure.grid import calibration_tasks
 from autoplace.measurement import Task
 from tests.emulated.recover import (
+    BUDGET_S,
     Pair,
     calibrate_machine,
     judge,
     recover,
     recovered_constants,
     recovered_crossovers,
+    true_matmul_s,
 )
-from tests.emulated.spec import MachineSpec, load_spec
+from tests.emulated.replay import BASICS, Replay
+from tests.emulated.spec import NoiseSpec, load_spec
 
-BASICS = ("matmul", "elementwise", "dispatch", "launch", "copy")
 NOISE = {"lognormal_sigma": 0.05, "outlier_fraction": 0.02, "outlier_factor": 20.0}
 
 
@@ -51,12 +53,9 @@ def test_without_noise_every_constant_and_crossover_is_given_back(name: str) -> 
         assert Pair(row["name"], row["known"], row["recovered"]).error_fraction <= 0.03, row
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.usefixtures("basics_only")
-def test_noise_and_outliers_move_constants_by_less_than_5_and_crossovers_by_10_per_cent(
-    seed: int,
-) -> None:
-    spec = load_spec("desktop_fast_gpu").with_noise(**NOISE, seed=seed)
+def test_noise_and_outliers_move_constants_by_less_than_5_and_crossovers_by_10_per_cent() -> None:
+    spec = load_spec("desktop_fast_gpu").with_noise(**NOISE, seed=0)
     calibration = calibrate_machine(spec)
     model = fit_cost_model(calibration)
     for pair in recovered_constants(spec, model):
@@ -113,48 +112,75 @@ def test_the_command_prints_what_users_of_the_format_expect(tmp_path: Path) -> N
     assert scheme["predicted_s"] == pytest.approx(scheme["true_s"], rel=0.15)
 
 
-def coverage(spec: MachineSpec, repeats: int) -> tuple[float, float]:
-    """Share of repeats whose stated 90 % intervals hold: of costs, and of crossovers.
+@dataclasses.dataclass
+class Coverage:
+    """What many noisy calibrations of one machine claimed, held against the truth."""
+
+    costs: list[bool] = dataclasses.field(default_factory=list)
+    crossovers: list[bool] = dataclasses.field(default_factory=list)
+    constant_errors: list[float] = dataclasses.field(default_factory=list)
+    crossover_errors: list[float] = dataclasses.field(default_factory=list)
+
+
+def coverage(name: str, repeats: int) -> Coverage:
+    """Calibrate a machine with one core and one accelerator under noise, again and again.
 
     Costs are those of square products between the sizes that are timed.
     """
-    from tests.emulated.recover import true_matmul_s
-
-    held_costs, held_crossovers = [], []
-    probe = [
-        Task(op="matmul", device=device, shape=(n, n, n))
-        for device in ("cpu", "emu:0")
+    spec = load_spec(name)
+    spec = dataclasses.replace(spec, cpu=dataclasses.replace(spec.cpu, cores=1))
+    devices = ("cpu", "emu:0")
+    tasks = [task for task in calibration_tasks(devices, 1) if task.op in BASICS]
+    asked = [
+        Task(op="matmul", device=device, shape=(n, n, n), residency=residency)
+        for device, residency in (("cpu", "resident"), ("emu:0", "resident"), ("emu:0", "copied"))
         for n in (24, 48, 96, 180, 360, 720)
     ]
+    replay = Replay(spec, tasks)
+    found = Coverage()
     for seed in range(repeats):
-        noisy = spec.with_noise(**NOISE, seed=seed)
-        calibration = calibrate_machine(noisy)
+        calibration = replay.calibrate(NoiseSpec(**NOISE, seed=seed), budget_s=BUDGET_S)
         model = fit_cost_model(calibration)
-        costs = model.predict(probe)
-        held_costs += [costs[t].low_s <= true_matmul_s(spec, t) <= costs[t].high_s for t in probe]
+        costs = model.predict(asked)
+        found.costs += [costs[t].low_s <= true_matmul_s(spec, t) <= costs[t].high_s for t in asked]
+        found.constant_errors += [p.error_fraction for p in recovered_constants(spec, model)]
         for row in recovered_crossovers(spec, calibration, model):
-            if row["known"] and row["recovered"]:
-                low, high = row["low"] or 0.0, row["high"] or np.inf
-                held_crossovers.append(low <= row["known"] <= high)
-    return float(np.mean(held_costs)), float(np.mean(held_crossovers))
+            assert row["known"], row
+            low, high = row["low"] or 0.0, row["high"] or np.inf
+            found.crossovers.append(low <= row["known"] <= high)
+            pair = Pair(row["name"], row["known"], row["recovered"])
+            found.crossover_errors.append(pair.error_fraction)
+    return found
 
 
-def one_core_and_a_gpu() -> MachineSpec:
-    spec = load_spec("desktop_fast_gpu")
-    return dataclasses.replace(spec, cpu=dataclasses.replace(spec.cpu, cores=1))
-
-
-@pytest.mark.usefixtures("basics_only")
 def test_stated_intervals_hold_about_as_often_as_they_say() -> None:
-    costs, _ = coverage(one_core_and_a_gpu(), repeats=3)
-    assert 0.75 <= costs <= 1.0
+    found = coverage("desktop_fast_gpu", repeats=20)
+    assert 0.80 <= np.mean(found.costs) <= 0.99
+    assert 0.75 <= np.mean(found.crossovers) <= 1.0
+    assert max(found.constant_errors) <= 0.05
+    assert max(found.crossover_errors) <= 0.10
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.usefixtures("basics_only")
-def test_stated_90_per_cent_intervals_cover_the_truth_in_85_to_95_per_cent() -> None:
-    costs, crossovers = coverage(one_core_and_a_gpu(), repeats=400)
-    print(f"covered: costs {costs:.3f}, crossovers {crossovers:.3f}")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["desktop_fast_gpu", "laptop_weak_gpu"])
+def test_stated_90_per_cent_intervals_cover_the_truth_in_85_to_95_per_cent(name: str) -> None:
+    found = coverage(name, repeats=400)
+    costs, crossovers = np.mean(found.costs), np.mean(found.crossovers)
+    print(f"{name}: costs covered {costs:.3f}, crossovers {crossovers:.3f}")
     assert 0.85 <= costs <= 0.95
     assert 0.85 <= crossovers <= 0.95
+    assert max(found.constant_errors) <= 0.05
+    assert max(found.crossover_errors) <= 0.10
+
+
+@pytest.mark.usefixtures("basics_only")
+def test_a_replayed_calibration_is_one_of_the_machine() -> None:
+    spec = load_spec("laptop_weak_gpu")
+    spec = dataclasses.replace(spec, cpu=dataclasses.replace(spec.cpu, cores=1))
+    tasks = [task for task in calibration_tasks(("cpu", "emu:0"), 1, quick=True)]
+    replay = Replay(spec, [task for task in tasks if task.op in BASICS])
+    replayed = replay.calibrate(NoiseSpec(), budget_s=BUDGET_S).by_task
+    real = calibrate_machine(spec, quick=True).by_task
+    for task, measurement in replayed.items():
+        assert measurement.median_s == pytest.approx(real[task].median_s, rel=1e-9), task
