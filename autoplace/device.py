@@ -104,7 +104,7 @@ class Clock(Protocol):
         """
         ...
 
-    def spawn(self, target: Callable[[], Any], *, name: str) -> Spawned:
+    def spawn(self, target: Callable[[], Any], *, name: str, host_only: bool) -> Spawned:
         """Run ``target`` beside the caller."""
         ...
 
@@ -130,8 +130,8 @@ class _RealClock:
     def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
         pass
 
-    def spawn(self, target: Callable[[], Any], *, name: str) -> Spawned:
-        return ChildProcess(target, name=name)
+    def spawn(self, target: Callable[[], Any], *, name: str, host_only: bool) -> Spawned:
+        return ChildProcess(target, name=name, host_only=host_only)
 
     def channel(self) -> MessageChannel:
         return PipeChannel()
@@ -154,14 +154,20 @@ def charge(
     _clock.charge(calls=calls, flops=flops, nbytes=nbytes, seconds=seconds)
 
 
-def spawn(target: Callable[..., Any], *args: Any, name: str) -> Spawned:  # noqa: ANN401
+def spawn(
+    target: Callable[..., Any],
+    *args: Any,  # noqa: ANN401
+    name: str,
+    host_only: bool = False,
+) -> Spawned:
     """Run ``target(*args)`` at the same time as the caller.
 
     On the real clock that is a process: two Python threads would take turns at every operation, and
     a learner issues thousands. ``target`` and ``args`` are then pickled, tensors among them must
-    come from :func:`shared_empty`. On a virtual clock it is one of its lanes.
+    come from :func:`shared_empty`. On a virtual clock it is one of its lanes. What is
+    ``host_only`` sees no accelerator, and its libraries start with one thread.
     """
-    return _clock.spawn(functools.partial(target, *args), name=name)
+    return _clock.spawn(functools.partial(target, *args), name=name, host_only=host_only)
 
 
 def message_channel() -> MessageChannel:

@@ -2,14 +2,16 @@
 
 A child is started afresh, never forked, so it inherits neither a device context nor a lock. It does
 not run the user's ``__main__`` again, so a script without a ``if __name__ == "__main__"`` works. It
-leaves Ctrl-C and SIGTERM to its parent, ends itself when that is gone, however it went, and is
-killed by :meth:`ChildProcess.stop`. Tensors that it is started with must be in shared memory. On
+leaves Ctrl-C and SIGTERM to its parent, ends when that is gone, however it went (the kernel kills
+it on Linux, and a thread in it waits for that everywhere), and is killed by
+:meth:`ChildProcess.stop`. Tensors that it is started with must be in shared memory. On
 Linux that has no name from the start: nothing is left in ``/dev/shm``, whatever ends the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -19,10 +21,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker, util
 from typing import Any
 
 _ORPHANED = 1  # exit code of a child whose parent is gone
+_POSIX = os.name == "posix"
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HOST_ONLY = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), ""),
+}
 
 
 class PipeChannel:
@@ -68,16 +76,19 @@ class PipeChannel:
 
 
 class ChildProcess:
-    """A started process."""
+    """A started process; see :func:`clean_start` for ``host_only``."""
 
-    def __init__(self, target: Callable[[], Any], *, name: str) -> None:
+    def __init__(self, target: Callable[[], Any], *, name: str, host_only: bool = False) -> None:
         import torch.multiprocessing as torch_processes  # teaches pickle to share tensors
 
         context = torch_processes.get_context("spawn")
         self.name = name
-        self._process = context.Process(target=_run, args=(target,), name=name, daemon=True)
-        with without_main():
+        args = (target, is_bound())
+        self._process = context.Process(target=_run, args=args, name=name)
+        with clean_start(host_only=host_only):
             self._process.start()
+        # Runs at the latest when the interpreter exits, before it waits for child processes.
+        self._finalizer = util.Finalize(self, _kill, (self._process,), exitpriority=100)
 
     @property
     def sentinel(self) -> int:
@@ -104,10 +115,10 @@ class ChildProcess:
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Wait ``grace_s`` for its end, and kill it if need be."""
+        self._finalizer.cancel()
         if grace_s:
             self._process.join(grace_s)
-        self._process.kill()
-        self._process.join()
+        _kill(self._process)
 
 
 def wait_any_process(
@@ -130,6 +141,18 @@ def echo(inbound: Any, outbound: Any) -> None:  # noqa: ANN401 - channels of any
     """Send back what arrives, until that is ``None``."""
     while (item := inbound.get()) is not None:
         outbound.put(item)
+
+
+def _kill(process: Any) -> None:  # noqa: ANN401 - a process of any context
+    process.kill()
+    process.join()
+
+
+def exit_hint(code: int | None) -> str:
+    """What may lie behind the exit code of a process that steps environments."""
+    if code in (-9, 137):
+        return ": look whether memory ran out, which the system answers by SIGKILL"
+    return ": look at what the environment does to its process"
 
 
 def describe_exit(code: int | None) -> str:
@@ -166,18 +189,81 @@ def raise_packed(packed: tuple[BaseException, str]) -> None:
     raise error from RemoteTraceback(text)
 
 
-def _run(target: Callable[[], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="parent watch", daemon=True).start()
+# --------------------------------------------------------------------------------------------------
+# How a child starts and ends
+
+
+def _run(target: Callable[[], Any], bound: bool) -> None:
+    leave_signals_to_parent()
+    end_with_parent(bound)
     target()
 
 
-def _end_with_parent() -> None:
+def leave_signals_to_parent() -> None:
+    """Let Ctrl-C, which reaches every process of the terminal, and SIGTERM pass this one by.
+
+    A handler, unlike SIG_IGN, is not handed on to the programs that this process starts.
+    """
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    if _POSIX:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+
+
+def is_bound() -> bool:
+    """Whether what the calling thread starts may be bound to that thread by the kernel."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def end_with_parent(bound: bool) -> None:
+    """End when the parent does, even if it is killed and whatever this process is doing.
+
+    Args:
+        bound: what :func:`is_bound` said in the parent.
+    """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
+    assert parent is not None
+    if bound and sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent.pid:
+            os._exit(_ORPHANED)
+
+    def watch() -> None:
+        parent.join()
         os._exit(_ORPHANED)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+@contextlib.contextmanager
+def clean_start(*, host_only: bool) -> Iterator[None]:
+    """Start processes without the user's script; Ctrl-C waits until they leave it to the parent.
+
+    ``spawn`` would run the main module again, with whatever it imports, and fail where it has no
+    ``if __name__ == "__main__"``.
+
+    Args:
+        host_only: on one thread each, and without devices.
+    """
+    changed = _HOST_ONLY if host_only else {}
+    before = {name: os.environ.get(name) for name in changed}
+    mask = None
+    if _POSIX:
+        resource_tracker.ensure_running()  # it would lift the mask
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    os.environ.update(changed)
+    try:
+        with without_main():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager

@@ -37,17 +37,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a backend with worker processes needs to know besides.
+    """What a backend may need to know besides.
 
     Attributes:
         num_workers: processes.
         num_groups: 2 for split-half sampling.
         deadline_s: how long a vector step may take until its worker counts as hung.
+        first_index: what the first environment is called in messages.
     """
 
     num_workers: int = 1
     num_groups: int = 1
     deadline_s: float = DEADLINE_S
+    first_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class Backend:
 
     Attributes:
         name: as in a plan's ``env_backend``.
-        make: builds one from a description, a number of environments and what workers need.
+        make: builds one from a description, a number of environments and the rest.
         supports: whether it can run an environment.
         has_workers: whether its environments are spread over worker processes.
     """
@@ -84,7 +86,12 @@ def _make_processes(
 
 
 BACKENDS: tuple[Backend, ...] = (
-    Backend(name="sync", make=lambda description, n, _: SyncVectorEnv(description, n)),
+    Backend(
+        name="sync",
+        make=lambda description, n, options: SyncVectorEnv(
+            description, n, first_index=options.first_index
+        ),
+    ),
     Backend(
         name="vector",
         make=lambda description, n, _: EntryPointVectorEnv(description, n),
@@ -102,6 +109,7 @@ def make_vector_env(
     num_workers: int = 0,
     num_groups: int = 1,
     deadline_s: float = DEADLINE_S,
+    first_index: int = 0,
 ) -> VectorEnv:
     """``num_envs`` environments behind one interface.
 
@@ -112,6 +120,7 @@ def make_vector_env(
         num_workers: processes, for a backend that has them.
         num_groups: 2 for split-half sampling, for a backend that has worker processes.
         deadline_s: how long a vector step may take until such a process counts as hung.
+        first_index: what the first environment is called in messages.
 
     Raises:
         UsageError: there is no such backend, or it cannot run the environment as it is asked to.
@@ -131,7 +140,10 @@ def make_vector_env(
                     f"--env-backend {backend}: use {able}"
                 )
             options = WorkerOptions(
-                num_workers=num_workers, num_groups=num_groups, deadline_s=deadline_s
+                num_workers=num_workers,
+                num_groups=num_groups,
+                deadline_s=deadline_s,
+                first_index=first_index,
             )
             return entry.make(description, num_envs, options)
     names = ", ".join(entry.name for entry in BACKENDS)

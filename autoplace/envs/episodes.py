@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,17 +49,42 @@ class EpisodeTracker:
 
     def add(self, step: Step, first: int = 0) -> None:
         """Account for one vector step of the environments from ``first`` on."""
-        self._num_rows += len(step.rewards)
-        part = slice(first, first + len(step.rewards))
+        self._add(step.rewards, step.valid, step.ended, first)
+
+    def add_rollout(self, outcomes: np.ndarray, valid_index: np.ndarray | None = None) -> None:
+        """Account for a rollout at once.
+
+        Args:
+            outcomes: ``[T, 3, N]``: rewards, terminated and truncated.
+            valid_index: ``[V]``, the rows ``t N + env`` that are transitions; ``None`` where all
+                are.
+        """
+        steps, _, num_envs = outcomes.shape
+        valid: Sequence[np.ndarray | None] = [None] * steps
+        if valid_index is not None:
+            mask = np.zeros(steps * num_envs, np.bool_)
+            mask[valid_index] = True
+            valid = list(mask.reshape(steps, num_envs))
+        ended: list[list[int]] = [[] for _ in range(steps)]
+        for t, env in np.argwhere(outcomes[:, 1:].any(1)).tolist():
+            ended[t].append(env)
+        for row, is_valid, envs in zip(outcomes, valid, ended, strict=True):
+            self._add(row[0], is_valid, envs, 0)
+
+    def _add(
+        self, rewards: np.ndarray, valid: np.ndarray | None, ended: Sequence[int], first: int
+    ) -> None:
+        self._num_rows += len(rewards)
+        part = slice(first, first + len(rewards))
         returns, lengths = self._returns[part], self._lengths[part]
-        if step.valid is None:
-            returns += step.rewards
+        if valid is None:
+            returns += rewards
             lengths += 1
         else:
-            returns += np.where(step.valid, step.rewards, 0.0)
-            lengths += step.valid
-            self.num_skipped += len(step.valid) - int(np.count_nonzero(step.valid))
-        for index in step.ended:
+            returns += np.where(valid, rewards, 0.0)
+            lengths += valid
+            self.num_skipped += len(valid) - int(np.count_nonzero(valid))
+        for index in ended:
             episode = Episode(
                 env=first + int(index),
                 episode_return=float(returns[index]),

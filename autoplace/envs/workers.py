@@ -21,28 +21,33 @@ import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import socket
 import struct
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker, util
+from collections.abc import Callable, Sequence
+from multiprocessing import util
 from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
 
 from autoplace.errors import EnvError
-from autoplace.processes import RemoteTraceback, describe_exit, without_main
+from autoplace.processes import (
+    RemoteTraceback,
+    clean_start,
+    describe_exit,
+    end_with_parent,
+    exit_hint,
+    is_bound,
+    leave_signals_to_parent,
+)
 
 DEADLINE_S = 120.0
-_START_DEADLINE_S = 180.0  # imports from a cold disk take long
+START_DEADLINE_S = 180.0  # imports from a cold disk take long
 _GRACE_S = 5.0  # for a worker to close what it holds
-_NOMINAL_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 _ENDED = "the environment workers have ended: make the environments anew"
 
@@ -142,7 +147,7 @@ class Workers:
         names: Sequence[str],
         shared: SharedArrays | None = None,
         deadline_s: float = DEADLINE_S,
-        start_deadline_s: float = _START_DEADLINE_S,
+        start_deadline_s: float = START_DEADLINE_S,
         use_threads: bool = False,
     ) -> None:
         """Start them all, and wait until each is ready.
@@ -162,7 +167,7 @@ class Workers:
         """
         self.names = list(names)
         self._deadline_s = deadline_s
-        payloads = [_pickle(target, argument) for argument in arguments]
+        payloads = [pickled((target, argument), str(argument)) for argument in arguments]
         self._channels: list[Channel] = []
         self._handles: list[_Handle] = []
         # Runs at the latest when the interpreter exits, before it waits for child processes.
@@ -191,11 +196,10 @@ class Workers:
             handle = threading.Thread(target=_serve, args=args, name=name, daemon=True)
             handle.start()
         else:
-            die_with_parent = threading.current_thread() is threading.main_thread()
             handle = _spawn.Process(
-                target=_worker_main, args=(there, payload, arrays, die_with_parent), name=name
+                target=_worker_main, args=(there, payload, arrays, is_bound()), name=name
             )
-            with _clean_start():
+            with clean_start(host_only=True):
                 handle.start()
             there.close()  # or its end would not be noticed
         self._channels.append(Channel(here))
@@ -260,7 +264,7 @@ class Workers:
         handle.join(2.0)
         code = getattr(handle, "exitcode", None)
         self.close(grace_s=1.0)
-        raise EnvError(f"{self.names[index]} {describe_exit(code)}{_hint(code)}")
+        raise EnvError(f"{self.names[index]} {describe_exit(code)}{exit_hint(code)}")
 
     def _fail_hung(self, index: int, deadline_s: float) -> None:
         pid = getattr(self._handles[index], "pid", None)
@@ -308,13 +312,8 @@ class SharedArrays:
 
 def _worker_main(connection: Any, payload: bytes, shared: SharedArrays, bound: bool) -> None:  # noqa: ANN401
     """What a worker process runs first."""
-    # Ctrl-C reaches every process of the terminal; when to stop is for the trainer to say. A
-    # handler, unlike SIG_IGN, is not handed on to what the environment starts.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    if _POSIX:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    _end_with_parent(bound)
+    leave_signals_to_parent()
+    end_with_parent(bound)
     if not _serve(connection, payload, shared):
         sys.exit(1)
 
@@ -346,71 +345,24 @@ def _failure(error: BaseException) -> dict[str, str]:
     return {"message": message, "traceback": "".join(text)}
 
 
-def _end_with_parent(bound: bool) -> None:
-    """End when the trainer does, even if it is killed and whatever the environment is doing.
-
-    Args:
-        bound: whether the kernel may bind this process to the thread that started it.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if bound and sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent.pid:
-            os._exit(1)
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
-
-
 # --------------------------------------------------------------------------------------------------
 # In the trainer
 
 
-def _pickle(target: Target, argument: Any) -> bytes:  # noqa: ANN401 - any argument
+def pickled(value: Any, name: str) -> bytes:  # noqa: ANN401 - any value
+    """What cloudpickle sends to a worker process.
+
+    Raises:
+        NotPicklableError: it cannot; the message calls it ``name``.
+    """
     try:
-        return cloudpickle.dumps((target, argument))  # type: ignore[no-any-return]
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
     except Exception as error:  # whatever an object's own reduction raises
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise NotPicklableError(
-            f"{argument} cannot be sent to a worker process ({type(error).__name__}: {first_line})"
+            f"{name} cannot be sent to a worker process ({type(error).__name__}: {first_line})"
             ": make what it holds inside of the environment's constructor"
         ) from error
-
-
-@contextlib.contextmanager
-def _clean_start() -> Iterator[None]:
-    """Start processes on one thread, without devices, and without the user's script.
-
-    ``spawn`` would run the main module again, with whatever it imports, and fail where it has no
-    ``if __name__ == "__main__"``. A worker needs none of it: cloudpickle sends what comes from
-    there by value. Ctrl-C waits until the worker is ready to ignore it.
-    """
-    changed = {**dict.fromkeys(_NOMINAL_THREADS, "1"), **dict.fromkeys(_DEVICES, "")}
-    before = {name: os.environ.get(name) for name in changed}
-    if _POSIX:
-        resource_tracker.ensure_running()  # it would lift the mask
-    mask = (
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        if _POSIX
-        else None
-    )
-    os.environ.update(changed)
-    try:
-        with without_main():
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _stop(channels: list[Channel], handles: list[_Handle], grace_s: float = _GRACE_S) -> None:
@@ -427,13 +379,6 @@ def _stop(channels: list[Channel], handles: list[_Handle], grace_s: float = _GRA
         with contextlib.suppress(OSError):
             channel.close()
     channels.clear()
-
-
-def _hint(code: int | None) -> str:
-    """What may lie behind an exit code."""
-    if code in (-9, 137):
-        return ": look whether memory ran out, which the system answers by SIGKILL"
-    return ": look at what the environment does to its process"
 
 
 def _kill(handle: _Handle) -> None:

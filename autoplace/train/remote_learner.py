@@ -56,17 +56,26 @@ class RemoteLearner:
 
     is_in_place = False
 
-    def __init__(self, setup: Setup, rollouts: Sequence[Rollout], *, max_policy_lag: int) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        rollouts: Sequence[Rollout],
+        *,
+        max_policy_lag: int,
+        handoff_lane: str = "sampler",
+    ) -> None:
         """Start the process, which ends with the run's resources.
 
         Args:
             setup: of the run.
             rollouts: in shared memory, to be handed over by their number here.
             max_policy_lag: how many updates old the weights may be that sampled one.
+            handoff_lane: which one the hand-overs keep waiting.
         """
         network, hyper, placement = setup.network, setup.hyperparameters, setup.placement
         size, device = StateViews.size(network, hyper), placement.learn_device
         self._timer, self._threads = setup.timer, placement.sample_threads
+        self._handoff_lane = handoff_lane
         self._deadline_s = setup.worker_deadline_s or HUNG_AFTER_S
         self._shared = devices.shared_empty((size,), pinned_for=device)
         self._held = torch.zeros(size)
@@ -144,7 +153,7 @@ class RemoteLearner:
             )
         )
         self._is_new = False
-        self._timer.add("handoff", "sampler", now() - start_s)
+        self._timer.add("handoff", self._handoff_lane, now() - start_s)
 
     @property
     def is_at_work(self) -> bool:
@@ -202,7 +211,7 @@ class RemoteLearner:
         self.updater.num_steps += answer.update.num_minibatches
         for (name, lane), seconds in answer.stage_s.items():
             self._timer.add(name, lane, seconds)
-        self._timer.add("handoff", "sampler", now() - start_s)
+        self._timer.add("handoff", self._handoff_lane, now() - start_s)
         return Completed(
             update=answer.update, num_transitions=in_flight.num_transitions, lag=in_flight.lag
         )

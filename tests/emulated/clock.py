@@ -131,12 +131,18 @@ class VirtualClock:
     # ---------------------------------------------------------------------- control by the program
 
     def spawn(
-        self, target: Callable[[], Any], *, name: str = "lane", start_s: float = 0.0
+        self,
+        target: Callable[[], Any],
+        *,
+        name: str = "lane",
+        start_s: float = 0.0,
+        host_only: bool = False,
     ) -> LaneThread:
         """Run ``target`` on a lane of its own, ``start_s`` from now.
 
         ``start_s=clock.spec.cpu.worker_start_s`` stands in for the start of a worker process.
         """
+        del host_only  # a lane starts no library
         return self.lanes.spawn(target, name=name, start_s=start_s, around=self.charging())
 
     def channel(self, *, handoff_s: float | None = None) -> LaneChannel:

@@ -8,7 +8,17 @@ from autoplace.train import Callback
 from autoplace.workload import EnvSpec, Hyperparameters
 
 
-def make_plan(env="CartPole-v1", *, scheme="cpu", device="cpu", interval=4, rows=None, **hyper):
+def make_plan(
+    env="CartPole-v1",
+    *,
+    scheme="cpu",
+    device="cpu",
+    interval=4,
+    rows=None,
+    workers=0,
+    lag=0,
+    **hyper,
+):
     """A plan for a small workload; ``hyper`` changes the hyperparameters."""
     small = {"num_envs": 2, "rollout_steps": 16, "epochs": 2, "hidden_sizes": (8,)}
     hyperparameters = Hyperparameters(**{**small, **hyper})
@@ -19,6 +29,8 @@ def make_plan(env="CartPole-v1", *, scheme="cpu", device="cpu", interval=4, rows
         transfer_interval_steps=interval,
         minibatch_rows=rows or 16,
         num_envs=hyperparameters.num_envs,
+        num_workers=workers,
+        max_policy_lag=lag,
     )
     stages = tuple(
         Stage(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autoplace.errors import UsageError
+from autoplace.train.schemes.asynchronous import AsyncScheme
 from autoplace.train.schemes.base import Scheme, Setup
 from autoplace.train.schemes.cpu import CpuScheme
 from autoplace.train.schemes.double_buffer import DoubleBufferScheme
@@ -22,19 +23,18 @@ class SchemeEntry:
     Attributes:
         name: as in a plan.
         make: lays it out.
-        policy_lag: iterations that the weights which sample are behind those which learn.
     """
 
     name: str
     make: Callable[[Setup], Scheme]
-    policy_lag: int = 0
 
 
 SCHEMES: tuple[SchemeEntry, ...] = (
     SchemeEntry(name="cpu", make=CpuScheme),
     SchemeEntry(name="hybrid", make=HybridScheme),
     SchemeEntry(name="gpu", make=GpuScheme),
-    SchemeEntry(name="double-buffer", make=DoubleBufferScheme, policy_lag=1),
+    SchemeEntry(name="double-buffer", make=DoubleBufferScheme),
+    SchemeEntry(name="async", make=AsyncScheme),
 )
 
 

@@ -1,0 +1,73 @@
+"""A rollout that several samplers fill, each in the columns of its own environments.
+
+Symbols: ``T`` vector steps, ``N`` environments, ``W`` parts, ``n = N / W`` environments in each;
+part ``w`` is columns ``w n`` to ``(w + 1) n`` of every tensor of the rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from autoplace.ppo.rollout import Rollout
+from autoplace.results import StageKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a sampler says once its part is complete; the rest is in the rollout's tensors.
+
+    Attributes:
+        iteration: of the rollout, counted from 0.
+        version: of the weights that acted in it.
+        final_index: ``[F]``, ``t n + env`` of each episode that was truncated.
+        final_observations: ``[F, D]``, in which each of those ended.
+        valid_index: the rows ``t n + env`` that are transitions, ``None`` where all are.
+        stage_s: seconds of the sampler's stages.
+    """
+
+    iteration: int
+    version: int
+    final_index: np.ndarray
+    final_observations: np.ndarray
+    valid_index: np.ndarray | None = None
+    stage_s: dict[StageKey, float] = field(default_factory=dict)
+
+
+def columns(rollout: Rollout, start: int, stop: int) -> Rollout:
+    """Columns ``start``..``stop`` of a rollout, as a rollout over the same memory."""
+    tensors = (
+        rollout.observations[:, start:stop],
+        rollout.actions[:, start:stop],
+        rollout.outcomes[:, :, start:stop],
+    )
+    steps = rollout.rollout_steps
+    return Rollout(rollout.spec, rollout_steps=steps, num_envs=stop - start, tensors=tensors)
+
+
+def merge(parts: Sequence[Part], rollout: Rollout) -> None:
+    """Give a rollout what its parts say beside its tensors, in the order of its rows."""
+    steps, num_envs = rollout.rollout_steps, rollout.num_envs
+    width = num_envs // len(parts)
+    index = np.concatenate(
+        [
+            part.final_index // width * num_envs + w * width + part.final_index % width
+            for w, part in enumerate(parts)
+        ]
+    )
+    finals = np.concatenate([part.final_observations for part in parts])
+    order = np.argsort(index)
+    rollout.final_index = torch.from_numpy(index[order])
+    rollout.final_observations = torch.from_numpy(finals[order])
+    rollout.valid_index = None
+    if any(part.valid_index is not None for part in parts):
+        valid = np.ones((steps, len(parts), width), np.bool_)
+        for w, part in enumerate(parts):
+            if part.valid_index is not None:
+                own = np.zeros(steps * width, np.bool_)
+                own[part.valid_index] = True
+                valid[:, w] = own.reshape(steps, width)
+        rollout.valid_index = torch.from_numpy(np.flatnonzero(valid))

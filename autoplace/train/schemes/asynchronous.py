@@ -1,0 +1,148 @@
+"""Scheme ``async``: several processes sample, each at its own pace, while another one learns.
+
+With ``W(k)`` the weights after ``k`` updates and rollouts counted from 0, each of ``W`` sampler
+processes fills the columns of its own environments in rollout after rollout: *parts*. It acts by
+the newest weights that it has been told of, ``W(v)`` in rollout ``k``, and waits for younger ones
+where ``k - v`` would exceed ``max_policy_lag``. Update ``k``, which makes ``W(k + 1)``, begins once
+all parts of rollout ``k`` are complete and update ``k - 1`` is through: it learns from rollout
+``k`` starting from ``W(k)``, so the policy lag of a part is ``k - v``. Log-probabilities and values
+are those of the weights that acted, part by part, and PPO's ratio corrects for the difference.
+
+    sampler 0 | part 0 | part 1 | part 2 | ...
+    sampler 1 | part 0  | part 1 | part 2  | ...
+    learner             | update 0 | update 1 | ...
+
+A sampler begins part ``k + 1`` when it is through with part ``k``, so ``W(k + 1)`` is not there yet
+and the lag is at least 1 (except in the first rollout, and where 0 is all that is allowed). With a
+bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is learned is what
+``double-buffer`` learns. With a higher one samplers work ahead, which evens out rollouts that take
+some longer than others, and which weights act follows from how long everything took. Whatever ends
+a run early drops the parts that are under way and the rollout that is being learned from.
+
+The process of the run itself coordinates, and sleeps in between. Crossings between host and device:
+those of ``double-buffer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from autoplace import device as devices
+from autoplace.ppo.rollout import Rollout
+from autoplace.train.parts import Part, merge
+from autoplace.train.remote_learner import LOOK_S, RemoteLearner
+from autoplace.train.sampler_pool import SamplerPool
+from autoplace.train.schemes.base import Completed, Setup
+
+
+class AsyncScheme:
+    """As many rollouts in shared memory as there may be versions of the weights in use."""
+
+    overlaps = True
+
+    def __init__(self, setup: Setup) -> None:
+        hyper, placement = setup.hyperparameters, setup.placement
+        self._setup, self._timer = setup, setup.timer
+        self._rollouts = [
+            Rollout(
+                setup.network.spec,
+                rollout_steps=hyper.rollout_steps,
+                num_envs=hyper.num_envs,
+                pinned_for=placement.learn_device,
+                shared=True,
+            )
+            for _ in range(placement.max_policy_lag + 1)
+        ]
+        self._pool = SamplerPool(setup, self._rollouts)
+        self.learner = RemoteLearner(
+            setup,
+            self._rollouts,
+            max_policy_lag=placement.max_policy_lag,
+            handoff_lane="learner",
+        )
+        self._channels = [self.learner.answers, *(w.parts for w in self._pool.workers)]
+        self._processes = [self.learner.process, *(w.process for w in self._pool.workers)]
+        self._versions: tuple[int, ...] = ()  # that sampled the rollout which was complete last
+        self._completed: Completed | None = None  # published, and not reported yet
+
+    def start(self) -> None:
+        """Let the samplers reset their environments and begin."""
+        self._pool.publish(self.learner.version, self.learner.network)
+
+    def sample(self, iteration: int) -> None:
+        """Wait for all parts of the rollout."""
+        self._wait_until(lambda: self._pool.has(iteration))
+        rollout, parts = self._rollouts[iteration % len(self._rollouts)], self._pool.take(iteration)
+        merge(parts, rollout)
+        valid = rollout.valid_index
+        self._setup.episodes.add_rollout(
+            rollout.outcomes.numpy(), None if valid is None else valid.numpy()
+        )
+        self._versions = tuple(part.version for part in parts)
+        self._add_stages(parts)
+
+    def learn(
+        self, permutations: Tensor, *, learning_rate: float, iteration: int
+    ) -> Completed | None:
+        """Hand the rollout over once the learner has finished the one before, and return that."""
+        completed = self.drain()
+        self.learner.hand_over(
+            (iteration - 1) % len(self._rollouts),
+            permutations,
+            versions=self._versions,
+            learning_rate=learning_rate,
+            iteration=iteration,
+        )
+        if completed is None:
+            self._timer.take()  # only the pipeline was filled: no iteration yet
+        return completed
+
+    def publish(self) -> None:
+        """Nothing to do: the samplers were told at once."""
+
+    def drain(self) -> Completed | None:
+        """Wait for the update in flight."""
+        self._wait_until(lambda: not self.learner.is_at_work)
+        self._publish()
+        completed, self._completed = self._completed, None
+        return completed
+
+    def rest(self) -> None:
+        """Wait for the update in flight, and for the samplers to need its weights."""
+        self._wait_until(
+            lambda: not self.learner.is_at_work and self._pool.is_at_rest, publishes=False
+        )
+
+    def _wait_until(self, done: Callable[[], bool], *, publishes: bool = True) -> None:
+        """Do what comes up until ``done()``.
+
+        Raises:
+            StopRequested: a stop was asked for.
+        """
+        while True:
+            self._setup.stop.check()
+            if publishes:
+                self._publish()
+            if done():
+                return
+            ready = devices.wait_any(self._channels, self._processes, timeout_s=LOOK_S)
+            heard = self._pool.receive(ready)
+            if self.learner.answers in ready or not heard:
+                self.learner.look()
+            if not heard:
+                self._pool.check()
+
+    def _publish(self) -> None:
+        """Tell the samplers of the weights that the learner has made since the last time."""
+        completed = self.learner.take()
+        if completed is not None:
+            self._completed = completed
+            self._pool.publish(self.learner.version, self.learner.network)
+
+    def _add_stages(self, parts: list[Part]) -> None:
+        """Account for the samplers' stages: the mean over them all."""
+        for part in parts:
+            for (name, lane), seconds in part.stage_s.items():
+                self._timer.add(name, lane, seconds / len(parts))
