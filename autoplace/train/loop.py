@@ -34,6 +34,7 @@ def train(
     run_dir: RunDir | Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
+    worker_deadline_s: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Run a plan.
@@ -49,6 +50,8 @@ def train(
         run_dir: where settings, checkpoints and events are kept; nothing is where it is ``None``.
         resume: go on with the run in ``run_dir``.
         checkpoint_every: keep a checkpoint every so many env steps, beside the latest and the best.
+        worker_deadline_s: seconds for which another process of the run may be silent until it
+            counts as hung; by default 120 in a vector step and 600 in an update.
         callbacks: told of the start, of each iteration and of the end.
 
     Raises:
@@ -66,6 +69,7 @@ def train(
                 run_dir=run_dir,
                 resume=resume,
                 checkpoint_every=checkpoint_every,
+                worker_deadline_s=worker_deadline_s,
                 callbacks=callbacks,
                 stop=stop,
             )
@@ -143,6 +147,7 @@ def open_loop(
     run_dir: RunDir | Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
+    worker_deadline_s: float | None = None,
     callbacks: Sequence[Callback] = (),
     stop: StopRequest,
 ) -> Iterator[Loop]:
@@ -185,6 +190,7 @@ def open_loop(
             resources=stack,
             timer=StageTimer(),
             stop=stop,
+            worker_deadline_s=worker_deadline_s,
         )
         scheme = make_scheme(plan.scheme, setup)
         run.start(setup, scheme.learner)

@@ -19,6 +19,7 @@ from autoplace import device as devices
 from autoplace.device import now
 from autoplace.device_names import CPU
 from autoplace.engines import engine_on
+from autoplace.envs.workers import START_DEADLINE_S
 from autoplace.errors import RunError
 from autoplace.ppo.rollout import Rollout
 from autoplace.processes import ChildProcess, describe_exit, raise_packed
@@ -77,13 +78,14 @@ class RemoteLearner:
         self._timer, self._threads = setup.timer, placement.sample_threads
         self._handoff_lane = handoff_lane
         self._deadline_s = setup.worker_deadline_s or HUNG_AFTER_S
+        self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
         self._shared = devices.shared_empty((size,), pinned_for=device)
         self._held = torch.zeros(size)
         self.device = CPU
         views = StateViews(network, hyper, self._held)
         self.network = views.network
         self.network.flat.copy_(network.flat)
-        self.version = setup.iterations.start
+        self.version = self._first_version = setup.iterations.start
         self.reward_normalizer = views.reward_normalizer
         self.updater = HeldOptimizer(*views.moments)
         self._permutations = tuple(
@@ -184,9 +186,11 @@ class RemoteLearner:
                 f"the learner process {describe_exit(code)}: look for a lack of memory, "
                 "then go on by --resume"
             )
-        if now() - in_flight.sent_s > self._deadline_s:
+        is_starting = self.version == self._first_version
+        deadline_s = self._start_deadline_s if is_starting else self._deadline_s
+        if now() - in_flight.sent_s > deadline_s:
             raise RunError(
-                f"the learner process has not answered for {self._deadline_s:.0f} s: "
+                f"the learner process has not answered for {deadline_s:g} s: "
                 "it was ended; go on by --resume"
             )
 

@@ -1,6 +1,8 @@
-"""PPO with a policy lag of one iteration, written out step by step in one thread."""
+"""PPO with a policy lag, written out step by step in one thread."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 
@@ -15,17 +17,18 @@ from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import Updater
 from autoplace.train.draws import Draws
 from autoplace.train.loop import learning_rate
+from autoplace.train.parts import columns
 
 
-def simulate(plan, *, num_iterations, seed=0, lags=None):
+def simulate(plan, *, num_iterations, versions=None, seed=0):
     """Weights and statistics after ``num_iterations`` updates.
 
-    ``lags`` holds how many updates each rollout's weights are behind: 0 or 1; if not given, 1 for
-    all but the first.
+    ``versions`` has for each rollout those of the weights that sample it, each in an equal share of
+    the environments; without it the lag is one iteration.
     """
-    lags = lags or [0] + [1] * (num_iterations - 1)
     workload = plan.workload
     hyper, spec = workload.hyperparameters, workload.network
+    versions = versions or [(max(0, k - 1),) for k in range(num_iterations)]
     envs = make_vector_env(inspect_env(workload.env), num_envs=hyper.num_envs)
     envs.reset(spawn_seeds(seed, hyper.num_envs))
     draws = Draws(workload, seed)
@@ -36,21 +39,34 @@ def simulate(plan, *, num_iterations, seed=0, lags=None):
         rewards = RewardNormalizer(num_envs=hyper.num_envs, gamma=hyper.gamma)
     episodes = EpisodeTracker(hyper.num_envs)
 
-    def sample(k, network):
+    def shares(count):
+        width = hyper.num_envs // count
+        return [slice(w * width, (w + 1) * width) for w in range(count)]
+
+    def sample(k, acted):
         rollout = Rollout(spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs)
         recorder = OutcomeRecorder(rollout.outcomes, episodes)
-        act = PolicyStep(network)
+        parts = [
+            (PolicyStep(network), share, columns(rollout, share.start, share.stop))
+            for network, share in zip(acted, shares(len(acted)), strict=True)
+        ]
         for t, noise in enumerate(draws.noise(k)):
-            actions = act(torch.from_numpy(envs.observations), noise, rollout, t)
-            recorder.record(t, envs.step(actions.numpy()))
+            for act, share, part in parts:
+                act(torch.from_numpy(envs.observations[share]), noise[share], part, t)
+            recorder.record(t, envs.step(rollout.actions[t].numpy()))
         rollout.observations[-1] = torch.from_numpy(envs.observations)
         found = recorder.take_finals(spec.observation_size)
         rollout.final_index, rollout.final_observations = found
         return rollout
 
     def learn(k, rollout, acted):
-        batch = make_batch(acted, rollout, hyper, rewards)
-        rows = batch.rows.clone()
+        rows = None
+        for network, share in zip(acted, shares(len(acted)), strict=True):
+            seen_by = make_batch(network, rollout, hyper, copy.deepcopy(rewards)).rows
+            rows = seen_by.clone() if rows is None else rows
+            by_env = (hyper.rollout_steps, hyper.num_envs, -1)
+            rows.view(by_env)[:, share] = seen_by.view(by_env)[:, share]
+        make_batch(learned, rollout, hyper, rewards)  # moves the statistics of the rewards on
         seen = rollout.observations[:-1].reshape(len(rows), -1)
         rows[:, : spec.observation_size] = learned.normalize(seen)
         updater.update(
@@ -62,17 +78,8 @@ def simulate(plan, *, num_iterations, seed=0, lags=None):
         learned.update_statistics(seen)
 
     weights = [learned.flat.clone()]  # W(0), W(1), ...
-    pending = None
-    for k, lag in enumerate(lags):
-        if pending is not None and lag == 0:
-            learn(*pending)
-            weights.append(learned.flat.clone())
-            pending = None
-        acted = learned.over(weights[k - lag].clone())
-        rollout = sample(k, acted)  # with lag by W(k - 1), though W(k) will learn from it
-        if pending is not None:
-            learn(*pending)
-            weights.append(learned.flat.clone())
-        pending = (k, rollout, acted)
-    learn(*pending)
+    for k in range(num_iterations):
+        acted = [learned.over(weights[version].clone()) for version in versions[k]]
+        learn(k, sample(k, acted), acted)
+        weights.append(learned.flat.clone())
     return learned.flat

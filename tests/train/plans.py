@@ -20,6 +20,7 @@ def make_plan(
     **hyper,
 ):
     """A plan for a small workload; ``hyper`` changes the hyperparameters."""
+    spec = env if isinstance(env, EnvSpec) else EnvSpec(id=env)
     small = {"num_envs": 2, "rollout_steps": 16, "epochs": 2, "hidden_sizes": (8,)}
     hyperparameters = Hyperparameters(**{**small, **hyper})
     placement = Placement(
@@ -47,7 +48,7 @@ def make_plan(
     )
     chosen = Candidate(scheme=scheme, placement=placement, stages=stages)
     return Plan(
-        workload=inspect_env(EnvSpec(id=env)).workload(hyperparameters),
+        workload=inspect_env(spec).workload(hyperparameters),
         fingerprint="test",
         chosen=chosen,
         candidates=(chosen,),
