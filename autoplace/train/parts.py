@@ -37,17 +37,6 @@ class Part:
     stage_s: dict[StageKey, float] = field(default_factory=dict)
 
 
-def columns(rollout: Rollout, start: int, stop: int) -> Rollout:
-    """Columns ``start``..``stop`` of a rollout, as a rollout over the same memory."""
-    tensors = (
-        rollout.observations[:, start:stop],
-        rollout.actions[:, start:stop],
-        rollout.outcomes[:, :, start:stop],
-    )
-    steps = rollout.rollout_steps
-    return Rollout(rollout.spec, rollout_steps=steps, num_envs=stop - start, tensors=tensors)
-
-
 def merge(parts: Sequence[Part], rollout: Rollout) -> None:
     """Give a rollout what its parts say beside its tensors, in the order of its rows."""
     steps, num_envs = rollout.rollout_steps, rollout.num_envs

@@ -29,7 +29,7 @@ from autoplace.ppo.rollout import Rollout
 from autoplace.processes import pack_error
 from autoplace.train.draws import Draws
 from autoplace.train.interrupt import StopRequest, StopRequested
-from autoplace.train.parts import Part, columns
+from autoplace.train.parts import Part
 from autoplace.train.sampler import HostSampler
 from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import NetworkSpec
@@ -130,7 +130,7 @@ class _Sampler:
         for tensors in job.rollouts:
             steps, num_envs = tensors[1].shape[:2]
             whole = Rollout(job.spec, rollout_steps=steps, num_envs=num_envs, tensors=tensors)
-            self._rollouts.append(columns(whole, job.start, job.stop))
+            self._rollouts.append(whole.columns(slice(job.start, job.stop)))
         self._samplers = [
             HostSampler(self._envs, rollout, threads=1, episodes=None, timer=self._timer, stop=stop)
             for rollout in self._rollouts

@@ -87,6 +87,7 @@ def test_stages_have_the_names_of_the_plan_and_each_lane_sums_to_the_iteration(
 
 
 LAGGED = [{"scheme": "double-buffer"}, {"scheme": "double-buffer", "device": D}]
+ASYNC = {"scheme": "async", "workers": 2, "lag": 1, "device": D}
 
 
 @pytest.mark.parametrize("where", LAGGED, ids=["cpu", "device"])
@@ -135,7 +136,7 @@ class StopAt(Callback):
             raise StopRequested
 
 
-WHERE = [{"scheme": "cpu"}, *ON_DEVICE[1:], LAGGED[1]]
+WHERE = [{"scheme": "cpu"}, *ON_DEVICE[1:], LAGGED[1], ASYNC]
 
 
 @pytest.mark.parametrize("second", WHERE, ids=lambda w: w["scheme"])
@@ -152,7 +153,9 @@ def test_a_run_that_resumes_under_another_scheme_learns_as_if_it_had_not_stopped
     result = train(plan, total_steps=160, run_dir=tmp_path, resume=True, callbacks=[listener])
     assert result.env_steps == 160 and result.call_env_steps == 96
     assert evaluate(tmp_path, episodes=2).env_steps == 160
-    # Each call of double-buffer fills its pipeline anew: its first rollout has no lag.
-    lagged = [w["scheme"] == "double-buffer" for w in (first, second)]
-    expected = simulate(plan, num_iterations=5, lags=[0, lagged[0], 0, lagged[1], lagged[1]])
+    # Each call of those that overlap fills its pipeline anew: its first rollout has no lag.
+    lagged = [w in (LAGGED[1], ASYNC) for w in (first, second)]
+    lags = [0, lagged[0], 0, lagged[1], lagged[1]]
+    versions = [(k - lag,) for k, lag in enumerate(lags)]
+    expected = simulate(plan, num_iterations=5, versions=versions)
     torch.testing.assert_close(listener.flat, expected, atol=1e-5, rtol=1e-5)

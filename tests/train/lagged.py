@@ -17,7 +17,6 @@ from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import Updater
 from autoplace.train.draws import Draws
 from autoplace.train.loop import learning_rate
-from autoplace.train.parts import columns
 
 
 def simulate(plan, *, num_iterations, versions=None, seed=0):
@@ -47,7 +46,7 @@ def simulate(plan, *, num_iterations, versions=None, seed=0):
         rollout = Rollout(spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs)
         recorder = OutcomeRecorder(rollout.outcomes, episodes)
         parts = [
-            (PolicyStep(network), share, columns(rollout, share.start, share.stop))
+            (PolicyStep(network), share, rollout.columns(share))
             for network, share in zip(acted, shares(len(acted)), strict=True)
         ]
         for t, noise in enumerate(draws.noise(k)):

@@ -10,7 +10,7 @@ from autoplace.ppo.batch import make_batch
 from autoplace.ppo.distribution import log_prob
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.rollout import Rollout
-from autoplace.train.parts import Part, columns, merge
+from autoplace.train.parts import Part, merge
 from autoplace.workload import Hyperparameters, NetworkSpec
 
 SPEC = NetworkSpec(observation_size=1, hidden_sizes=(4,), action_size=2)
@@ -51,7 +51,7 @@ def test_rows_that_are_no_transitions_get_the_rows_of_the_whole_rollout():
 
 def test_a_part_is_columns_of_the_same_memory():
     whole = Rollout(SPEC, rollout_steps=3, num_envs=6)
-    right = columns(whole, 4, 6)
+    right = whole.columns(slice(4, 6))
     for t in range(3):
         right.observation_rows[t].copy_(torch.tensor([[t + 0.4], [t + 0.5]]))
         right.action_rows[t].copy_(torch.tensor([0, 1]))
