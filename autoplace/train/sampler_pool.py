@@ -100,6 +100,7 @@ class SamplerPool:
                 iterations=setup.iterations,
                 max_policy_lag=self._max_lag,
                 spec=network.spec,
+                engine=network.engine,
                 normalize_observations=network.normalize_observations,
                 weights=self._weights,
                 rollouts=tuple((r.observations, r.actions, r.outcomes) for r in rollouts),

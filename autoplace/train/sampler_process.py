@@ -24,8 +24,8 @@ from autoplace import device as devices
 from autoplace.device import MessageChannel, now
 from autoplace.envs import make_vector_env
 from autoplace.ppo.network import ActorCritic
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import make_policy_step
 from autoplace.processes import pack_error
 from autoplace.train.draws import Draws
 from autoplace.train.interrupt import StopRequest, StopRequested
@@ -49,6 +49,7 @@ class SamplerJob:
         iterations: to be sampled.
         max_policy_lag: how many updates old the weights may be.
         spec: of the network.
+        engine: of the policy step.
         normalize_observations: whether the network standardises observations.
         weights: ``[max_policy_lag + 1, P]``, shared.
         rollouts: (observations, actions, outcomes) of each buffer, shared.
@@ -65,6 +66,7 @@ class SamplerJob:
     iterations: range
     max_policy_lag: int
     spec: NetworkSpec
+    engine: str
     normalize_observations: bool
     weights: Tensor
     rollouts: tuple[tuple[Tensor, Tensor, Tensor], ...]
@@ -122,8 +124,10 @@ class _Sampler:
             backend=job.env_backend,
             first_index=job.start,
         )
-        plain = ActorCritic(job.spec, normalize_observations=job.normalize_observations)
-        self._policy_steps = [PolicyStep(plain.over(row)) for row in job.weights.unbind(0)]
+        plain = ActorCritic(
+            job.spec, normalize_observations=job.normalize_observations, engine=job.engine
+        )
+        self._policy_steps = [make_policy_step(plain.over(row)) for row in job.weights.unbind(0)]
         self._timer = StageTimer()
         stop = _Heartbeat(job)
         self._rollouts = []
