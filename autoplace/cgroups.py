@@ -16,6 +16,7 @@ PROC = Path("/proc")
 SYS = Path("/sys")
 
 _DEFAULT_PERIOD_US = 100_000
+_THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # versions 2 and 1
 _NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
 
 
@@ -35,6 +36,20 @@ def memory_limit_bytes(*, proc_root: Path = PROC, sys_root: Path = SYS) -> int |
     )
     limits = (limit for limit in found if limit is not None and 0 < limit < _NO_LIMIT_BYTES)
     return min(limits, default=None)
+
+
+def throttled_s(*, proc_root: Path = PROC, sys_root: Path = SYS) -> float:
+    """Seconds for which the quota has held this process's group up so far; 0 without a quota."""
+    held = (_throttled_s(folder) for folder in _groups("cpu", proc_root, sys_root))
+    return max(held, default=0.0)
+
+
+def _throttled_s(folder: Path) -> float:
+    for line in read_text(folder / "cpu.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in _THROTTLED and value.isdigit():
+            return int(value) * _THROTTLED[name]
+    return 0.0
 
 
 def _quota(folder: Path) -> float | None:

@@ -7,6 +7,7 @@ from the run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from autoplace.report import describe_progress, describe_return
 from autoplace.units import format_duration, format_rate
 
 if TYPE_CHECKING:
+    from autoplace.planner.plan import Plan
     from autoplace.results import StageKey
     from autoplace.train import Callback, IterationReport, RunStart
 
@@ -49,6 +51,11 @@ class LiveView:
             + (1 - _MEMORY) * seconds / report.iteration_s
             for key, seconds in report.stage_s.items()
         }
+
+    def follow(self, plan: Plan) -> None:
+        """Another plan holds from now on."""
+        self._start = dataclasses.replace(self._start, plan=plan)
+        self._split = {}
 
     def picture(self) -> Group:
         """What is shown now, in any width."""
@@ -126,6 +133,9 @@ def _redraws(live: Live) -> Callback:
         def on_start(self, start: RunStart) -> None:
             self._view = LiveView(start)
             self._draw()
+
+        def on_switch(self, plan: Plan) -> None:
+            self._view.follow(plan)
 
         def on_iteration(self, report: IterationReport) -> None:
             self._view.update(report)

@@ -14,8 +14,10 @@ import click
 
 if TYPE_CHECKING:
     from autoplace.measure.calibrate import Progress
+    from autoplace.planner.plan import Plan
     from autoplace.results import RunResult
     from autoplace.train import Callback, IterationReport, RunStart
+    from autoplace.train.self_check import Check
 
 
 class NoteHandler(logging.Handler):
@@ -118,6 +120,19 @@ def json_events() -> Callback:
                     "time_left_s": report.time_left_s,
                     "stage_s": stage_seconds(report.stage_s),
                     "losses": dataclasses.asdict(report.update),
+                }
+            )
+
+        def on_check(self, check: Check) -> None:
+            print_json({"event": "check", **check.to_json()})
+
+        def on_switch(self, plan: Plan) -> None:
+            print_json(
+                {
+                    "event": "switch",
+                    "scheme": plan.scheme,
+                    "placement": plan.placement.to_json(),
+                    "predicted_iteration_s": plan.chosen.iteration_s,
                 }
             )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autoplace.cost_model import CostModel
     from autoplace.measurement import Calibration
     from autoplace.planner.memory import Limits
+    from autoplace.planner.observed import Replan
     from autoplace.planner.plan import Plan
     from autoplace.workload import EnvSpec, Workload
 
@@ -158,7 +159,7 @@ def plan_to_resume(
         why = "the options ask for another placement"
     elif hyper != workload.hyperparameters:
         why = "the options give other hyperparameters"
-    elif options["calibration"] is not None or _is_other_machine(saved):
+    elif not _is_of(saved, calibration_of(saved, options)):
         why = "this is not the machine that the run was planned for"
     else:
         return saved
@@ -169,12 +170,43 @@ def plan_to_resume(
     return _plan_workload(workload, options, lag).plan
 
 
-def _is_other_machine(saved: Plan) -> bool:
+def calibration_of(plan: Plan, options: Mapping[str, Any]) -> Calibration | None:
+    """The calibration that a plan was made from, ``None`` where this machine has it no more."""
     from autoplace import store
     from autoplace.machine import detect_machine
 
+    if options["calibration"] is not None:
+        return store.read_calibration(options["calibration"])
     calibration, _ = store.stored_calibration(detect_machine(accelerators=False))
-    return calibration is None or calibration.machine.fingerprint != saved.fingerprint
+    return calibration if _is_of(plan, calibration) else None
+
+
+def _is_of(plan: Plan, calibration: Calibration | None) -> bool:
+    return calibration is not None and calibration.machine.fingerprint == plan.fingerprint
+
+
+def replanner(calibration: Calibration | None, options: Mapping[str, Any]) -> Replan:
+    """What plans a run again, around what the options give.
+
+    Raises:
+        UsageError: there is no calibration to plan with.
+    """
+    from autoplace.cost_model import fit_cost_model
+    from autoplace.planner.observed import make_replanner
+
+    if calibration is None:
+        raise UsageError(
+            "--replan plans with the calibration that the plan was made from, and this machine has "
+            "it no more: leave --replan out, or run `autoplace calibrate` and plan anew"
+        )
+    return make_replanner(
+        calibration,
+        fit_cost_model(calibration),
+        scheme=options["scheme"],
+        max_policy_lag=options["max_policy_lag"],
+        placement=_given_placement(options),
+        limits=_limits(calibration, is_here=options["calibration"] is None),
+    )
 
 
 def _limits(calibration: Calibration, *, is_here: bool) -> Limits:

@@ -18,10 +18,12 @@ from autoplace.cli_options import (
     placement_options,
 )
 from autoplace.cli_output import json_events, print_json
-from autoplace.cli_planning import plan_to_resume, planned, settled
+from autoplace.cli_planning import calibration_of, plan_to_resume, planned, replanner, settled
 from autoplace.errors import UsageError
 
 if TYPE_CHECKING:
+    from autoplace.measurement import Calibration
+    from autoplace.planner.observed import Replan
     from autoplace.planner.plan import Plan
     from autoplace.results import RunResult
     from autoplace.store import RunDir
@@ -42,6 +44,8 @@ class _Run:
         run_dir: its folder, ``None`` for a new one.
         resume: whether it goes on.
         checkpoint_every: as given.
+        calibration: that the plan was made from, where it is at hand.
+        replan: plans again, ``None`` where that is not wanted.
     """
 
     plan: Plan
@@ -50,6 +54,8 @@ class _Run:
     run_dir: Path | None
     resume: bool
     checkpoint_every: int | None
+    calibration: Calibration | None
+    replan: Replan | None
 
     def open_folder(self) -> RunDir:
         from autoplace import store
@@ -71,6 +77,8 @@ class _Run:
                 resume=self.resume,
                 checkpoint_every=self.checkpoint_every,
                 callbacks=(watch,),
+                calibration=self.calibration,
+                replan=self.replan,
             )
 
 
@@ -95,6 +103,12 @@ class _Run:
 )
 @click.option("--plan", "plan_file", type=FILE, help="Run this plan (from plan --json).")
 @click.option("--no-race", is_flag=True, help="Trust the prediction where it is a tie.")
+@click.option(
+    "--replan",
+    is_flag=True,
+    help="Plan again, and go on under the new plan, where stages are off their predictions and "
+    "that pays.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would be done, and stop.")
 @json_option
 def train(
@@ -107,6 +121,7 @@ def train(
     checkpoint_every: int | None,
     plan_file: Path | None,
     no_race: bool,
+    replan: bool,
     dry_run: bool,
     as_json: bool,
     **options: Any,  # noqa: ANN401
@@ -121,6 +136,7 @@ def train(
     total_steps = total_steps or settings.get("total_steps", _DEFAULT_TOTAL_STEPS)
     if not (no_race or resume or plan_file):
         chosen = settled(chosen, lambda: not dry_run and pays(chosen, total_steps))
+    calibration = calibration_of(chosen, options)
     run = _Run(
         plan=chosen,
         total_steps=total_steps,
@@ -128,6 +144,8 @@ def train(
         run_dir=run_dir,
         resume=resume,
         checkpoint_every=checkpoint_every,
+        calibration=calibration,
+        replan=replanner(calibration, options) if replan else None,
     )
     if dry_run:
         _show_what_would_be_done(run, as_json)
@@ -138,7 +156,7 @@ def train(
         click.echo(explain_plan(chosen, brief=True))
         with training_view() as watch:
             result = run.start(watch)
-        click.echo(_outcome(chosen, result))
+        click.echo(_outcome(result))
     if result.interrupted:
         raise SystemExit(INTERRUPTED)
 
@@ -213,11 +231,13 @@ def _show_what_would_be_done(run: _Run, as_json: bool) -> None:
     click.echo("\n" + report.describe_forecast(forecast))
 
 
-def _outcome(chosen: Plan, result: RunResult) -> str:
+def _outcome(result: RunResult) -> str:
     """What came of a run: prediction beside measurement, and where it is kept."""
     from autoplace import report
     from autoplace.results import compare_stages
 
+    chosen = result.plan
+    assert chosen is not None
     state = "interrupted" if result.interrupted else "done"
     lines = [
         f"{state}: {result.env_steps:,} env steps, mean return "

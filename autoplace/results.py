@@ -30,6 +30,8 @@ class RunResult:
         interrupted: whether it was stopped before all steps were done.
         run_dir: where it was kept, ``None`` where nowhere.
         seed: of the run.
+        switches: how often it went on under another plan.
+        plan: that it followed last, which ``scheme``, ``iteration_s`` and ``stage_s`` are of.
     """
 
     scheme: str
@@ -45,6 +47,8 @@ class RunResult:
     interrupted: bool = False
     run_dir: str | None = None
     seed: int = 0
+    switches: int = 0
+    plan: Plan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; stages are listed with their lane."""
@@ -66,6 +70,7 @@ class RunResult:
             "interrupted": self.interrupted,
             "run_dir": self.run_dir,
             "seed": self.seed,
+            "switches": self.switches,
         }
 
 

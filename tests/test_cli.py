@@ -435,3 +435,29 @@ def test_a_race_needs_this_machine_and_a_tie(calibrated: Path) -> None:
     clear = run("plan", "CartPole-v1", "--race", "--minibatch-rows", "256")
     assert clear.exit_code == 0
     assert "not raced: the choice is clear" in clear.stderr
+
+
+def test_what_is_off_its_prediction_is_told_and_planned_again_for(
+    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autoplace.train import self_check
+
+    monkeypatch.setattr(self_check, "FIRST_WINDOW_S", 0.0)
+    # The calibration was made up, so this machine is not as it says.
+    result = run("train", "CartPole-v1", "--run-dir", str(tmp_path / "run"), "--replan", "--json",
+                 "--num-envs", "2", "--rollout-steps", "16", "--total-steps", "640")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    checks = [event for event in events if event["event"] == "check"]
+    assert checks and checks[0]["deviations"]
+    assert set(checks[0]["deviations"][0]) >= {
+        "name", "lane", "predicted_s", "measured_s", "ratio", "kind", "cause"
+    }  # fmt: skip
+    assert "self-check: " in result.stderr
+    assert events[-1]["env_steps"] == 640
+    switches = [event for event in events if event["event"] == "switch"]
+    assert events[-1]["switches"] == len(switches)
+    (calibrated / "calibrations").rename(calibrated / "gone")
+    refused = run("train", "CartPole-v1", "--run-dir", str(tmp_path / "other"), "--replan",
+                  "--plan", str(tmp_path / "run" / "plan.json"))  # fmt: skip
+    assert refused.exit_code == 2 and "--replan plans with the calibration" in refused.stderr

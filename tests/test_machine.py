@@ -166,6 +166,16 @@ def test_a_quota_that_makes_no_sense_is_none(tree, text):
     assert tree.detect().cpu_quota is None
 
 
+def test_the_time_that_a_quota_took_is_read_from_either_version(tree):
+    assert cgroups.throttled_s(proc_root=tree.proc, sys_root=tree.sys) == 0.0
+    tree.v2("/job")
+    stat = "/sys/fs/cgroup/job/cpu.stat"
+    tree.write(stat, "usage_usec 9\nnr_throttled 3\nthrottled_usec 1500000")
+    assert cgroups.throttled_s(proc_root=tree.proc, sys_root=tree.sys) == 1.5
+    tree.write(stat, "nr_throttled 3\nthrottled_time 2500000000")
+    assert cgroups.throttled_s(proc_root=tree.proc, sys_root=tree.sys) == 2.5
+
+
 @pytest.mark.parametrize(
     ("affinity", "quota", "usable"),
     [((5,), "300000 100000", 1), ((2, 7), "300000 100000", 2), (FOUR_CPUS, "300000 100000", 3)],

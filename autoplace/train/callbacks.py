@@ -14,6 +14,7 @@ from autoplace.results import RunResult, StageKey
 
 if TYPE_CHECKING:
     from autoplace.train.policy import Policy
+    from autoplace.train.self_check import Check
 
 SAMPLER = "sampler"  # the lane
 
@@ -123,6 +124,12 @@ class Callback:
 
     def on_iteration(self, report: IterationReport) -> None:
         """After each iteration."""
+
+    def on_check(self, check: Check) -> None:
+        """After a comparison with the plan that found something new."""
+
+    def on_switch(self, plan: Plan) -> None:
+        """The run goes on under another plan, from the next iteration on."""
 
     def on_end(self, result: RunResult) -> None:
         """After the last iteration, also of an interrupted run; not after a failure."""

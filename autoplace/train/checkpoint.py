@@ -145,13 +145,18 @@ def load_checkpoint(run_dir: Path, name: str = "latest") -> Checkpoint:
 
 def _try_to_read(file: Path, next_step: str) -> Checkpoint | None:
     try:
-        return _parse(torch.load(file, map_location="cpu", weights_only=True))
+        return parse_checkpoint(torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # whatever a damaged archive raises
         log.warning("checkpoint %s cannot be read (%s): %s", file, error, next_step)
         return None
 
 
-def _parse(data: dict[str, Any]) -> Checkpoint:
+def parse_checkpoint(data: dict[str, Any]) -> Checkpoint:
+    """The checkpoint in what :func:`take_checkpoint` gave.
+
+    Raises:
+        ValueError: it is of another schema version.
+    """
     if data["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {data['schema_version']}, expected {SCHEMA_VERSION}")
     progress = data["progress"]

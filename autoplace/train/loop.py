@@ -11,16 +11,22 @@ from autoplace.device import now
 from autoplace.envs import spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.errors import UsageError
+from autoplace.measurement import Calibration
+from autoplace.planner.observed import Replan
 from autoplace.planner.plan import Plan
 from autoplace.ppo.network import ActorCritic
 from autoplace.results import RunResult
 from autoplace.store import RunDir
 from autoplace.train.callbacks import Callback
+from autoplace.train.checkpoint import Checkpoint
 from autoplace.train.draws import Draws
 from autoplace.train.interrupt import StopRequest, StopRequested, stop_on_signals
 from autoplace.train.run import Run
-from autoplace.train.schemes import Scheme, Setup, make_scheme
+from autoplace.train.schemes import Setup, make_scheme
+from autoplace.train.self_check import SelfCheck
 from autoplace.train.stage_timer import StageTimer
+from autoplace.train.witness import SystemWitness, Witness, choose_sentinels
+from autoplace.units import format_seconds
 from autoplace.workload import Hyperparameters
 
 log = logging.getLogger(__name__)
@@ -36,6 +42,9 @@ def train(
     checkpoint_every: int | None = None,
     worker_deadline_s: float | None = None,
     callbacks: Sequence[Callback] = (),
+    calibration: Calibration | None = None,
+    replan: Replan | None = None,
+    witness: Witness | None = None,
 ) -> RunResult:
     """Run a plan.
 
@@ -53,12 +62,19 @@ def train(
         worker_deadline_s: seconds for which another process of the run may be silent until it
             counts as hung; by default 120 in a vector step and 600 in an update.
         callbacks: told of the start, of each iteration and of the end.
+        calibration: that the plan was made from. With it a machine that is slower than it was can
+            be told from other reasons why a stage is off its prediction.
+        replan: plans again with what was measured (:func:`make_replanner`); the run goes on under
+            what it returns where that saves more than the change costs.
+        witness: watches the machine meanwhile; the operating system's counters if not given.
 
     Raises:
         UsageError: a value cannot work.
         EnvError: the environment cannot be made or misbehaves.
         RunError: the run folder cannot be used, or a loss became NaN or infinite.
     """
+    witness = SystemWitness(choose_sentinels(calibration, plan)) if witness is None else witness
+    check = SelfCheck(witness)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
         loop = stack.enter_context(
@@ -70,13 +86,15 @@ def train(
                 resume=resume,
                 checkpoint_every=checkpoint_every,
                 worker_deadline_s=worker_deadline_s,
-                callbacks=callbacks,
+                callbacks=(check, *callbacks),
                 stop=stop,
             )
         )
         try:
             while not loop.is_done:
                 loop.iterate()
+                if check.is_due:
+                    _compare_with_plan(loop, check, replan)
             loop.drain()
         except (StopRequested, KeyboardInterrupt):
             loop.run.interrupted = True
@@ -85,17 +103,111 @@ def train(
         return loop.run.finish()
 
 
-class Loop:
-    """A run that is laid out and goes on iteration by iteration, as its owner wants it to."""
+def _compare_with_plan(loop: Loop, check: SelfCheck, replan: Replan | None) -> None:
+    """Say where a run differs from its plan, and go on under a better one where that pays."""
+    if check.is_off():
+        loop.rest()
+        found = check.judge()
+        loop.run.tell(found)
+        if replan is not None:
+            better = replan(found.observed)
+            left = loop.num_iterations - loop.run.progress.iteration
+            if found.pays(better, iterations_left=left, switch_s=loop.switch_s):
+                loop.switch(better, instead_of_s=found.iteration_s)
+                return
+    check.next_window()
 
-    def __init__(self, run: Run, scheme: Scheme, setup: Setup) -> None:
+
+class Loop:
+    """A run that is laid out and goes on iteration by iteration, as its owner wants it to.
+
+    Attributes:
+        run: what is not the loop.
+        num_iterations: of the whole run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        stop: StopRequest,
+        resources: contextlib.ExitStack,
+        worker_deadline_s: float | None,
+    ) -> None:
         self.run = run
-        self.num_iterations = setup.iterations.stop
-        self._scheme = scheme
-        self._hyperparameters = setup.hyperparameters
-        self._draws = setup.draws
-        self._iteration = setup.iterations.start
+        self._worker_deadline_s = worker_deadline_s
+        self.num_iterations = run.num_iterations
+        self._stop = stop
+        self._resources = resources  # of the present layout
+        self._lay_out(plan, run.resumed_from)
+
+    def _lay_out(self, plan: Plan, saved: Checkpoint | None) -> None:
+        """Put the work where ``plan`` says, to go on from ``saved``."""
+        begun_s = now()
+        workload, placement, progress = plan.workload, plan.placement, self.run.progress
+        hyper = workload.hyperparameters
+        network = (
+            saved.build_network(placement.engine)
+            if saved is not None
+            else ActorCritic(
+                workload.network,
+                seed=progress.seed,
+                normalize_observations=hyper.normalize_observations,
+                engine=placement.engine,
+            )
+        )
+        setup = Setup(
+            placement=placement,
+            hyperparameters=hyper,
+            description=self.run.description,
+            env_seeds=spawn_seeds(progress.seed, hyper.num_envs, stream=progress.iteration),
+            draws=Draws(workload, progress.seed),
+            network=network,
+            iterations=range(progress.iteration, self.num_iterations),
+            episodes=EpisodeTracker(hyper.num_envs, progress.recent_episodes),
+            resources=self._resources,
+            timer=StageTimer(),
+            stop=self._stop,
+            worker_deadline_s=self._worker_deadline_s,
+        )
+        scheme = make_scheme(plan.scheme, setup)
+        if saved is not None:
+            saved.restore(scheme.learner)
+        self.run.start(plan, setup, scheme.learner)
+        scheme.start()
+        self._scheme, self._draws, self._hyperparameters = scheme, setup.draws, hyper
+        self._iteration = progress.iteration
         self._start_s: float | None = None  # of the iteration in progress, where work goes on
+        self._layout_s = now() - begun_s
+
+    def switch(self, plan: Plan, *, instead_of_s: float) -> None:
+        """Go on under another plan, as a stop and a resume would, without the files.
+
+        Weights, optimiser and statistics go on; environments start new episodes, and a rollout in
+        flight is dropped.
+
+        Args:
+            plan: of the same workload.
+            instead_of_s: seconds of an iteration so far, for the message.
+        """
+        saved = self.run.take()
+        self._resources.close()
+        self._lay_out(plan, saved)
+        log.warning(
+            "from iteration %d on: scheme %s, sampling on %s and learning on %s; predicted are %s "
+            "an iteration instead of the %s that were measured",
+            self._iteration,
+            plan.scheme,
+            plan.placement.sample_device,
+            plan.placement.learn_device,
+            format_seconds(plan.chosen.iteration_s),
+            format_seconds(instead_of_s),
+        )
+
+    @property
+    def switch_s(self) -> float:
+        """What another layout may cost: what this one took to lay out and to warm up."""
+        return self._layout_s + self.run.warm_up_s
 
     @property
     def is_done(self) -> bool:
@@ -152,9 +264,7 @@ def open_loop(
     stop: StopRequest,
 ) -> Iterator[Loop]:
     """Lay a run out, and end all that it started at the end of the block; as :func:`train`."""
-    workload, placement = plan.workload, plan.placement
-    hyper = workload.hyperparameters
-    num_iterations = count_iterations(hyper, total_steps)
+    num_iterations = count_iterations(plan.workload.hyperparameters, total_steps)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(
             Run(
@@ -168,34 +278,8 @@ def open_loop(
                 callbacks,
             )
         )
-        network = (
-            run.resumed_from.build_network(placement.engine)
-            if run.resumed_from is not None
-            else ActorCritic(
-                workload.network,
-                seed=seed,
-                normalize_observations=hyper.normalize_observations,
-                engine=placement.engine,
-            )
-        )
-        setup = Setup(
-            placement=placement,
-            hyperparameters=hyper,
-            description=run.description,
-            env_seeds=spawn_seeds(seed, hyper.num_envs, stream=run.progress.iteration),
-            draws=Draws(workload, seed),
-            network=network,
-            iterations=range(run.progress.iteration, num_iterations),
-            episodes=EpisodeTracker(hyper.num_envs, run.progress.recent_episodes),
-            resources=stack,
-            timer=StageTimer(),
-            stop=stop,
-            worker_deadline_s=worker_deadline_s,
-        )
-        scheme = make_scheme(plan.scheme, setup)
-        run.start(setup, scheme.learner)
-        scheme.start()
-        yield Loop(run, scheme, setup)
+        resources = stack.enter_context(contextlib.ExitStack())
+        yield Loop(run, plan, stop, resources, worker_deadline_s)
 
 
 def count_iterations(hyperparameters: Hyperparameters, total_steps: int) -> int:

@@ -21,13 +21,16 @@ from autoplace.train.checkpoint import (
     Checkpoint,
     Progress,
     load_checkpoint,
+    parse_checkpoint,
     refuse_other_run,
+    take_checkpoint,
 )
 from autoplace.train.episode_log import EpisodeLog
 from autoplace.train.learner import Learned
 from autoplace.train.policy import Policy
 from autoplace.train.saving import Saver
 from autoplace.train.schemes.base import Completed, Setup
+from autoplace.train.self_check import Check
 from autoplace.train.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
@@ -53,8 +56,8 @@ class Run:
         if checkpoint_every is not None and checkpoint_every < 1:
             raise UsageError(f"--checkpoint-every is 1 or more, got {checkpoint_every}: raise it")
         self._plan = plan
+        self.num_iterations = num_iterations
         self._checkpoint_every = checkpoint_every
-        self._num_iterations = num_iterations
         self._callbacks = list(callbacks)
         self._stack = contextlib.ExitStack()
         self.description = inspect_env(plan.workload.env)
@@ -71,7 +74,12 @@ class Run:
             self._stack.close()  # lets the folder go
             raise
         self._saver: Saver | None = None
+        self._setup: Setup
+        self._is_begun = False
         self.interrupted = False
+        self.switches = 0
+        self.warm_up_s = 0.0  # of the present layout, up to the end of its first iteration
+        self._num_episodes = 0  # that ended under earlier layouts
         self._first = self.progress.iteration
         self._env_steps_before = self.progress.env_steps
         self._wall_before_s = self.progress.wall_s
@@ -93,13 +101,26 @@ class Run:
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     self._save()
 
-    def start(self, setup: Setup, learner: Learned) -> None:
-        """Everything is laid out: restore what was saved, tell the callbacks, start the clock."""
-        self._setup, self._learner = setup, learner
-        if self.resumed_from is not None:
-            self.resumed_from.restore(learner)
+    def start(self, plan: Plan, setup: Setup, learner: Learned) -> None:
+        """Everything is laid out: tell the callbacks, and the first time start the clock."""
+        if self._is_begun:
+            self._num_episodes += self._setup.episodes.num_episodes
+        self._plan, self._setup, self._learner = plan, setup, learner
+        self._layout_env_steps = self.progress.env_steps
+        self._is_warm = False
         if self._run_dir is not None:
             self._write_settings(self._run_dir)
+        if not self._is_begun:
+            self._begin()
+            self._is_begun = True
+        else:
+            self.switches += 1
+            for callback in self._callbacks:
+                callback.on_switch(plan)
+        self._laid_out_s = now()
+
+    def _begin(self) -> None:
+        if self._run_dir is not None:
             self._saver = Saver(
                 self._run_dir, self._plan.workload, self._checkpoint_every, self.progress
             )
@@ -111,7 +132,7 @@ class Run:
             plan=self._plan,
             seed=self.progress.seed,
             total_steps=self.progress.total_steps,
-            num_iterations=self._num_iterations,
+            num_iterations=self.num_iterations,
             first_iteration=self.progress.iteration,
             env_steps=self.progress.env_steps,
             run_dir=None if self._run_dir is None else self._run_dir.path,
@@ -120,6 +141,17 @@ class Run:
         for callback in self._callbacks:
             callback.on_start(start)
         self._start_s = self._warm_s = self._end_s = now()
+
+    def take(self) -> Checkpoint:
+        """What the run has come to, to go on from in memory."""
+        return parse_checkpoint(take_checkpoint(self._plan.workload, self._learner, self.progress))
+
+    def tell(self, check: Check) -> None:
+        """Say what a comparison with the plan found."""
+        for line in check.lines:
+            log.warning("self-check: %s", line)
+        for callback in self._callbacks:
+            callback.on_check(check)
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
@@ -134,6 +166,8 @@ class Run:
         rows = completed.num_transitions
         if self._done == 0:
             self._warm_s, self._warm_env_steps = self._end_s, rows
+        if not self._is_warm:
+            self._is_warm, self.warm_up_s = True, self._end_s - self._laid_out_s
         self.progress = dataclasses.replace(
             self.progress,
             iteration=self.progress.iteration + 1,
@@ -162,11 +196,13 @@ class Run:
             env_steps_per_s=self._env_steps_per_s,
             iteration_s=timer.iteration_s(),
             mean_return=episodes.mean_return,
-            num_episodes=episodes.num_episodes,
+            num_episodes=self._num_episodes + episodes.num_episodes,
             stage_s=timer.stage_s(),
             interrupted=self.interrupted,
             run_dir=None if self._run_dir is None else str(self._run_dir.path),
             seed=self.progress.seed,
+            switches=self.switches,
+            plan=self._plan,
         )
         if self._run_dir is not None:
             files.write_json_atomic(self._run_dir.result_path, result.to_json())
@@ -204,13 +240,13 @@ class Run:
         self, completed: Completed, iteration_s: float, stages: dict[tuple[str, str], float]
     ) -> IterationReport:
         episodes, rate = self._setup.episodes, self._env_steps_per_s
-        rows_left = (self._num_iterations - self.progress.iteration) * (
+        rows_left = (self.num_iterations - self.progress.iteration) * (
             self._plan.workload.hyperparameters.rollout_rows
         )
-        ended = episodes.take_ended(self._call_env_steps)
+        ended = episodes.take_ended(self.progress.env_steps - self._layout_env_steps)
         return IterationReport(
             iteration=self.progress.iteration,
-            num_iterations=self._num_iterations,
+            num_iterations=self.num_iterations,
             env_steps=self.progress.env_steps,
             total_steps=self.progress.total_steps,
             rows=completed.num_transitions,
@@ -222,10 +258,10 @@ class Run:
             time_left_s=rows_left / rate if rate else 0.0,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
-            num_episodes=episodes.num_episodes,
+            num_episodes=self._num_episodes + episodes.num_episodes,
             longest_running=episodes.longest_running,
             episodes=tuple(
-                dataclasses.replace(e, env_steps=e.env_steps + self._env_steps_before)
+                dataclasses.replace(e, env_steps=e.env_steps + self._layout_env_steps)
                 for e in ended
             ),
             policy_lag=completed.lag.mean,

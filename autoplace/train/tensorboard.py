@@ -62,6 +62,10 @@ class TensorBoard(Callback):
             session = SessionLog(status=SessionLog.START)
             self._write(Event(step=start.env_steps + 1, session_log=session))
 
+    def on_switch(self, plan: Plan) -> None:
+        """From now on the predictions are another plan's."""
+        self._predicted = _predicted(plan)
+
     def on_iteration(self, report: IterationReport) -> None:
         """Write one point of every curve."""
         update = report.update

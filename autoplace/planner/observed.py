@@ -1,0 +1,130 @@
+"""Planning again with what a run has measured.
+
+What a run saw of a stage says by what factor the model is off there, now, on this machine: every
+prediction for the same op on the same device is scaled by it. Where the whole machine is slower or
+faster, ops that the run does not use are scaled by the median of those that it does. A stage that
+is slow only because sampling and learning get in each other's way says nothing about schemes in
+which they take turns, so those are then costed as they were, and compared with what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from autoplace.cost_model import Cost, CostModel
+from autoplace.device_names import CPU
+from autoplace.measurement import Calibration, Task
+from autoplace.planner.memory import Limits
+from autoplace.planner.plan import Plan
+from autoplace.planner.search import make_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a run measured under a plan.
+
+    Attributes:
+        plan: that it followed.
+        stage_s: seconds per iteration of each (stage, lane).
+        is_machine_wide: whether the whole machine is slower or faster than it was calibrated.
+        is_contention: whether sampling and learning slow each other down.
+        slowdown: by device, how many times its calibrated time a task of the calibration takes.
+    """
+
+    plan: Plan
+    stage_s: Mapping[tuple[str, str], float]
+    is_machine_wide: bool = False
+    is_contention: bool = False
+    slowdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+Replan = Callable[[Observed], Plan]
+
+
+def make_replanner(
+    calibration: Calibration,
+    model: CostModel,
+    *,
+    scheme: str = "auto",
+    max_policy_lag: int = 1,
+    placement: Mapping[str, object] | None = None,
+    limits: Limits | None = None,
+) -> Replan:
+    """A function that plans a run again; the arguments are those of :func:`make_plan`.
+
+    The minibatch stays as it is: a run learns the same under whatever plan it goes on.
+    """
+
+    def replan(observed: Observed) -> Plan:
+        workload = observed.plan.workload
+        hyper = dataclasses.replace(
+            workload.hyperparameters, minibatch_rows=observed.plan.placement.minibatch_rows
+        )
+        return make_plan(
+            calibration,
+            dataclasses.replace(workload, hyperparameters=hyper),
+            scheme=scheme,
+            max_policy_lag=0 if observed.is_contention else max_policy_lag,
+            placement=placement,
+            limits=limits,
+            model=model if observed.is_contention else ObservedModel(model, observed),
+        )
+
+    return replan
+
+
+class ObservedModel(CostModel):
+    """A cost model whose predictions are scaled by what a run has measured."""
+
+    def __init__(self, model: CostModel, observed: Observed) -> None:
+        self.__dict__.update(model.__dict__)
+        self._factors = _factors(observed)
+        self._defaults = _defaults(observed, self._factors)
+
+    def predict(self, tasks: Iterable[Task]) -> dict[Task, Cost]:
+        """Cost each distinct task once, as it is now."""
+        return {task: self._scaled(task, cost) for task, cost in super().predict(tasks).items()}
+
+    def _scaled(self, task: Task, cost: Cost) -> Cost:
+        factor = self._factors.get((task.op, task.device), self._defaults.get(task.device, 1.0))
+        return dataclasses.replace(
+            cost,
+            seconds=cost.seconds * factor,
+            low_s=cost.low_s * factor,
+            high_s=cost.high_s * factor,
+        )
+
+
+def _factors(observed: Observed) -> dict[tuple[str, str], float]:
+    """Measured over predicted by (op, device)."""
+    placement = observed.plan.placement
+    where = {
+        "env_step": ("env_step", CPU),
+        "policy_step": ("policy_step", placement.sample_device),
+        "obs_to_device": ("obs_to_device", placement.sample_device),
+        "action_to_host": ("action_to_host", placement.sample_device),
+        "gae": ("gae", placement.learn_device),
+        "update": ("update", placement.learn_device),
+        "weights_to_host": ("weights_to_host", placement.learn_device),
+        "handoff": ("handoff", CPU),
+    }
+    factors = {}
+    for stage in observed.plan.chosen.stages:
+        measured_s = observed.stage_s.get((stage.name, stage.lane), 0.0)
+        if stage.name in where and measured_s > 0 and stage.total_s > 0:
+            factors[where[stage.name]] = measured_s / stage.total_s
+    return factors
+
+
+def _defaults(observed: Observed, factors: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """By device, the factor of ops that the run does not use."""
+    if not observed.is_machine_wide:
+        return {}
+    seen: dict[str, list[float]] = {}
+    for (op, device), factor in factors.items():
+        if op != "handoff":
+            seen.setdefault(device, []).append(factor)
+    return {**observed.slowdown, **{on: statistics.median(found) for on, found in seen.items()}}
