@@ -1,0 +1,131 @@
+"""Env steps per second of whole training iterations on four standard workloads.
+
+    python -m tests.benchmarks.throughput --workload W1 --seconds 8 --max-policy-lag 1
+
+Plans with the stored calibration (the environment is timed first where that lacks it), trains, and
+prints one JSON line: env steps and seconds of whole iterations, the first one left out, and the
+largest resident memory of the process tree. The work is pinned: rollout, epochs, minibatch,
+network, and the hyperparameters most PPO implementations share (Adam 3e-4, gamma 0.99, lambda 0.95,
+clip 0.2, no normalisation of observations or rewards).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import psutil
+
+import autoplace
+from autoplace.device import now
+from autoplace.envs import describe
+from autoplace.planner.explain import describe_placement
+from autoplace.prepare import prepare_calibration
+from autoplace.train import Callback
+
+COMMON = {
+    "learning_rate": 3e-4,
+    "anneal_learning_rate": False,
+    "normalize_observations": False,
+    "normalize_rewards": False,
+    "entropy_coef": 0.0,
+    "num_envs": 8,
+}
+WORKLOADS = {
+    "W1": ("CartPole-v1", {"rollout_steps": 128, "epochs": 4, "minibatch_rows": 256}),
+    "W2": ("Hopper-v5", {"rollout_steps": 256, "epochs": 10, "minibatch_rows": 64}),
+    "W3": (
+        "HalfCheetah-v5",
+        {"rollout_steps": 256, "epochs": 10, "minibatch_rows": 512, "hidden_sizes": (256, 256)},
+    ),
+    "W4": (
+        "ALE/Pong-v5",
+        {"rollout_steps": 128, "epochs": 4, "minibatch_rows": 256, "hidden_sizes": (512,)},
+    ),
+}
+
+
+class Enough(Exception):  # noqa: N818 - not an error
+    """The time is up."""
+
+
+class Meter(Callback):
+    """Counts whole iterations from the end of the first one on."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._start: tuple[float, int] | None = None
+        self.env_steps, self.wall_s, self.iterations, self.peak_bytes = 0, 0.0, 0, 0
+
+    def on_iteration(self, report):
+        if self._start is None:
+            self._start = now(), report.env_steps
+            return
+        self.wall_s = now() - self._start[0]
+        self.env_steps = report.env_steps - self._start[1]
+        self.iterations += 1
+        if self.wall_s >= self._seconds and self.iterations >= 2:
+            self.peak_bytes = tree_peak_bytes()
+            raise Enough
+
+
+def tree_peak_bytes() -> int:
+    """Largest resident memory so far, of this process and its children, added up."""
+    total = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        memory = process.memory_info()
+        peak = getattr(memory, "peak_wset", 0)
+        if sys.platform == "linux":
+            with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
+                lines = [line for line in status if line.startswith("VmHWM")]
+            peak = 1024 * int(lines[0].split()[1]) if lines else 0
+        total += peak or memory.rss
+    return total
+
+
+def run(name: str, seconds: float, placement: dict[str, object], max_policy_lag: int) -> dict:
+    """Train workload ``name`` for ``seconds``."""
+    env, sizes = WORKLOADS[name]
+    workload = describe(env, **{**COMMON, **sizes})
+    calibration = prepare_calibration(workload).calibration
+    scheme = str(placement.pop("scheme", "auto"))
+    plan = autoplace.make_plan(
+        calibration, workload, scheme=scheme, max_policy_lag=max_policy_lag, placement=placement
+    )
+    meter = Meter(seconds)
+    try:
+        autoplace.train(plan, total_steps=10**9, callbacks=[meter])
+    except Enough:
+        pass
+    return {
+        "peer": "autoplace",
+        "version": autoplace.__version__,
+        "workload": name,
+        "env_steps": meter.env_steps,
+        "wall_s": round(meter.wall_s, 3),
+        "env_steps_per_s": round(meter.env_steps / meter.wall_s, 1),
+        "peak_rss_mb": round(meter.peak_bytes / 2**20),
+        "note": f"{plan.scheme}, {describe_placement(plan.placement)}, predicted "
+        f"{plan.chosen.env_steps_per_s:.0f}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", choices=WORKLOADS, default="W1")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--max-policy-lag", type=int, default=1)
+    parser.add_argument("--scheme", default="auto")
+    parser.add_argument("--engine")
+    parser.add_argument("--env-backend")
+    parser.add_argument("--num-workers", type=int)
+    options = parser.parse_args()
+    names = ("scheme", "engine", "env_backend", "num_workers")
+    placement = {name: getattr(options, name) for name in names}
+    given = {name: value for name, value in placement.items() if value is not None}
+    print(json.dumps(run(options.workload, options.seconds, given, options.max_policy_lag)))
+
+
+if __name__ == "__main__":
+    main()
