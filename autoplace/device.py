@@ -285,7 +285,12 @@ def empty_cache(device: str) -> None:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run the block with ``count`` threads in torch and numpy, and put the old numbers back."""
+    """Run the block with ``count`` threads in torch and numpy, and put the old numbers back.
+
+    Threads that linear algebra has just been given wait for work in a loop, some 20 ms on a core of
+    their own. So whoever shares the CPU sets its number once around everything: a block inside that
+    asks for the same number changes nothing.
+    """
     previous = torch.get_num_threads()
     libraries = [(library, library.get_num_threads()) for library in _numpy_libraries()]
     if count != previous:

@@ -92,7 +92,7 @@ def calibrate(
     """
     if budget_s < 1:
         raise UsageError(f"--budget is at least 1 second, got {budget_s:g}: raise it")
-    with device.use_clock(clock):
+    with device.use_clock(clock), device.torch_threads(1):
         specs = tuple(EnvSpec.make(env) if isinstance(env, str) else env for env in envs)
         return _calibrate(devices, budget_s, quick, specs, progress, machine)
 

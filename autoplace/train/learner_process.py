@@ -130,6 +130,11 @@ class StateViews:
 
 def serve(orders: MessageChannel, answers: MessageChannel, job: Job) -> None:
     """Learn from what is handed over until the order is ``None``."""
+    with devices.torch_threads(job.threads):
+        _serve(orders, answers, job)
+
+
+def _serve(orders: MessageChannel, answers: MessageChannel, job: Job) -> None:
     server: _Server | None = None
     while True:
         order: Order | None = orders.get()

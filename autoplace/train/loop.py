@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autoplace import device as devices
 from autoplace.device import now
 from autoplace.envs import spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
@@ -266,6 +267,7 @@ def open_loop(
     """Lay a run out, and end all that it started at the end of the block; as :func:`train`."""
     num_iterations = count_iterations(plan.workload.hyperparameters, total_steps)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(devices.torch_threads(plan.placement.sample_threads))
         run = stack.enter_context(
             Run(
                 plan,

@@ -12,6 +12,7 @@ clip 0.2, no normalisation of observations or rewards).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 
@@ -94,10 +95,8 @@ def run(name: str, seconds: float, placement: dict[str, object], max_policy_lag:
         calibration, workload, scheme=scheme, max_policy_lag=max_policy_lag, placement=placement
     )
     meter = Meter(seconds)
-    try:
+    with contextlib.suppress(Enough):
         autoplace.train(plan, total_steps=10**9, callbacks=[meter])
-    except Enough:
-        pass
     return {
         "peer": "autoplace",
         "version": autoplace.__version__,
