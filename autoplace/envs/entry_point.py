@@ -154,11 +154,9 @@ class EntryPointVectorEnv:
 
     def _check_finite(self, ended: Sequence[int], finals: np.ndarray | None) -> None:
         """Stop on NaN or infinity; a product with 0 is NaN then."""
-        with np.errstate(invalid="ignore"):
-            total = float((self._codec.numbers(self.observations) * 0.0).sum())
-            total += float((self._rewards * 0.0).sum())
-            if finals is not None and len(finals):
-                total += float((self._codec.numbers(finals) * 0.0).sum())
+        total = _times_zero(self._codec.numbers(self.observations)) + _times_zero(self._rewards)
+        if finals is not None and len(finals):
+            total += _times_zero(self._codec.numbers(finals))
         if total != 0.0:
             refuse_non_finite(
                 self._codec, self.observations, self._rewards, finals, ended, self._where
@@ -167,6 +165,11 @@ class EntryPointVectorEnv:
     def _where(self, index: int | None) -> str:
         env = "" if index is None else f"environment {index}, "
         return f"{self.description.env.id}, {env}vector step {self._num_steps}"
+
+
+def _times_zero(numbers: np.ndarray) -> float:
+    """0, or NaN where a number is not finite."""
+    return float(numbers.ravel().dot(np.zeros(numbers.size, numbers.dtype)))
 
 
 def has_entry_point(description: EnvDescription) -> bool:
