@@ -52,6 +52,28 @@ def _throttled_s(folder: Path) -> float:
     return 0.0
 
 
+def memory_left_bytes(*, proc_root: Path = PROC, sys_root: Path = SYS) -> int | None:
+    """Bytes that this process may still use, ``None`` where they are not limited.
+
+    File pages that the kernel would drop at once do not count as used.
+    """
+    left = (_memory_left(folder) for folder in _groups("memory", proc_root, sys_root))
+    return min((number for number in left if number is not None), default=None)
+
+
+def _memory_left(folder: Path) -> int | None:
+    for limit_name, usage_name, stat_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, used = _integer(folder / limit_name), _integer(folder / usage_name)
+        if limit is None or used is None or not 0 < limit < _NO_LIMIT_BYTES:
+            continue
+        match = re.search(rf"^{stat_name} (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
+        return max(0, limit - used + (int(match[1]) if match else 0))
+    return None
+
+
 def _quota(folder: Path) -> float | None:
     text = read_text(folder / "cpu.max").split()  # version 2: "150000 100000" or "max 100000"
     if text:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -31,7 +31,7 @@ from autoplace.cli_output import (
 )
 from autoplace.cli_planning import planned, settled
 from autoplace.cli_runs import INTERRUPTED, evaluate, train
-from autoplace.errors import AutoplaceError, UsageError
+from autoplace.errors import AutoplaceError, EnvError, UsageError
 
 
 class _Failure(click.ClickException):
@@ -45,6 +45,12 @@ class _Failure(click.ClickException):
     def exit_code(self) -> int:  # type: ignore[override]
         """Of the error, which click reads here."""
         return self._error.exit_code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """The line, and below it the traceback of the user's own code where that raised."""
+        super().show(file)
+        if isinstance(self._error, EnvError) and self._error.evidence:
+            click.echo(f"\n{self._error.evidence.rstrip()}", file=file, err=file is None)
 
 
 class _Group(click.Group):

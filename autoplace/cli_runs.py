@@ -46,6 +46,8 @@ class _Run:
         checkpoint_every: as given.
         calibration: that the plan was made from, where it is at hand.
         replan: plans again, ``None`` where that is not wanted.
+        worker_deadline_s: as given.
+        restart_workers: as given.
     """
 
     plan: Plan
@@ -56,6 +58,8 @@ class _Run:
     checkpoint_every: int | None
     calibration: Calibration | None
     replan: Replan | None
+    worker_deadline_s: float | None
+    restart_workers: bool
 
     def open_folder(self) -> RunDir:
         from autoplace import store
@@ -76,6 +80,8 @@ class _Run:
                 run_dir=folder,
                 resume=self.resume,
                 checkpoint_every=self.checkpoint_every,
+                worker_deadline_s=self.worker_deadline_s,
+                restart_workers=self.restart_workers,
                 callbacks=(watch,),
                 calibration=self.calibration,
                 replan=self.replan,
@@ -101,6 +107,19 @@ class _Run:
     metavar="N",
     help="Keep a checkpoint every N env steps, beside the latest and the best.",
 )
+@click.option(
+    "--restart-workers",
+    is_flag=True,
+    help="Start a worker process of the environments anew when it died, hangs or leaks.",
+)
+@click.option(
+    "--worker-deadline",
+    "worker_deadline_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="When a silent process of the run counts as hung (default: 120 in a vector step, "
+    "600 in an update).",
+)
 @click.option("--plan", "plan_file", type=FILE, help="Run this plan (from plan --json).")
 @click.option("--no-race", is_flag=True, help="Trust the prediction where it is a tie.")
 @click.option(
@@ -119,6 +138,8 @@ def train(
     run_dir: Path | None,
     resume: bool,
     checkpoint_every: int | None,
+    restart_workers: bool,
+    worker_deadline_s: float | None,
     plan_file: Path | None,
     no_race: bool,
     replan: bool,
@@ -146,6 +167,8 @@ def train(
         checkpoint_every=checkpoint_every,
         calibration=calibration,
         replan=replanner(calibration, options) if replan else None,
+        worker_deadline_s=worker_deadline_s,
+        restart_workers=restart_workers,
     )
     if dry_run:
         _show_what_would_be_done(run, as_json)
@@ -243,6 +266,8 @@ def _outcome(result: RunResult) -> str:
         f"{state}: {result.env_steps:,} env steps, mean return "
         f"{report.describe_return(result.mean_return)}, saved in {result.run_dir}"
     ]
+    if result.worker_restarts:
+        lines.append(report.describe_restarts(result.worker_restarts))
     if result.iterations > 1:
         lines += [
             "",

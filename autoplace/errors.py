@@ -20,7 +20,15 @@ class UsageError(AutoplaceError, ValueError):
 
 
 class EnvError(AutoplaceError):
-    """An environment that cannot be made, has an unsupported space, or misbehaves."""
+    """An environment that cannot be made, has an unsupported space, or misbehaves.
+
+    Attributes:
+        evidence: the traceback of the environment's own code, "" where none is to blame.
+    """
+
+    def __init__(self, message: str, *, evidence: str = "") -> None:
+        super().__init__(message)
+        self.evidence = evidence
 
 
 class DeviceError(AutoplaceError):

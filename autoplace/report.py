@@ -136,6 +136,12 @@ def describe_stages(rows: Sequence[StageComparison]) -> str:
     return "\n".join(lines)
 
 
+def describe_restarts(count: int) -> str:
+    """How often a worker of the environments was started anew."""
+    workers = "1 environment worker was" if count == 1 else f"{count} environment workers were"
+    return f"{workers} lost and restarted: the steps in flight were left out"
+
+
 def describe_return(mean_return: float | None) -> str:
     """A mean return, or that there is none yet."""
     return "(no episode finished yet)" if mean_return is None else f"{mean_return:.1f}"

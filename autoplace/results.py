@@ -32,6 +32,7 @@ class RunResult:
         seed: of the run.
         switches: how often it went on under another plan.
         plan: that it followed last, which ``scheme``, ``iteration_s`` and ``stage_s`` are of.
+        worker_restarts: workers of the environments that were lost and started anew.
     """
 
     scheme: str
@@ -49,6 +50,7 @@ class RunResult:
     seed: int = 0
     switches: int = 0
     plan: Plan | None = None
+    worker_restarts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; stages are listed with their lane."""
@@ -71,6 +73,7 @@ class RunResult:
             "run_dir": self.run_dir,
             "seed": self.seed,
             "switches": self.switches,
+            "worker_restarts": self.worker_restarts,
         }
 
 

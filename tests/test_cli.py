@@ -18,6 +18,7 @@ from autoplace.planner.plan import Candidate, Plan
 from autoplace.race import Raced, RaceResult
 from autoplace.workload import EnvSpec
 from tests.synthetic import Truth, env_measurements, make_calibration
+from tests.train.plans import make_plan
 
 ENV = EnvSpec.make("CartPole-v1")
 
@@ -461,3 +462,61 @@ def test_what_is_off_its_prediction_is_told_and_planned_again_for(
     refused = run("train", "CartPole-v1", "--run-dir", str(tmp_path / "other"), "--replan",
                   "--plan", str(tmp_path / "run" / "plan.json"))  # fmt: skip
     assert refused.exit_code == 2 and "--replan plans with the calibration" in refused.stderr
+
+
+ENV_FILE = """
+import gymnasium as gym
+import numpy as np
+
+class Car(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 20:
+            self.turn()
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def turn(self):
+        raise ValueError("no wheels")
+
+def make_env():
+    return Car()
+"""
+
+
+@pytest.mark.parametrize("backend", ["sync", "process"])
+def test_an_error_of_the_users_environment_is_one_line_and_its_traceback(
+    tmp_path: Path, backend: str
+) -> None:
+    (tmp_path / "car.py").write_text(ENV_FILE, encoding="utf-8")
+    env = f"{tmp_path / 'car.py'}:make_env"
+    plan = make_plan(env)
+    placement = dataclasses.replace(plan.placement, env_backend=backend, num_workers=2)
+    chosen = dataclasses.replace(plan.chosen, placement=placement, iteration_s=2.0)
+    plan = dataclasses.replace(plan, chosen=chosen, candidates=(chosen,))
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan.to_json()), encoding="utf-8")
+    result = run("train", env, "--plan", str(file), "--run-dir", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    message, _, evidence = result.stderr.partition("\n\n")
+    assert message.splitlines()[-1] == (
+        f"Error: ValueError from {env}, environment 0, vector step 20: no wheels"
+    )
+    lines = evidence.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "car.py" in lines[1] and lines[1].endswith("in step")
+    assert lines[-1] == "ValueError: no wheels"
+    assert "autoplace" not in lines[1].replace(str(tmp_path), "")
+
+
+def test_supervision_can_be_told_of() -> None:
+    text = run("train", "--help").stdout
+    assert "--restart-workers" in text and "--worker-deadline SECONDS" in text
+    result = run("train", "CartPole-v1", "--worker-deadline", "0")
+    assert result.exit_code == 2 and "0.0 is not in the range x>0" in result.stderr

@@ -222,6 +222,31 @@ def test_memory_is_that_of_the_machine_within_the_limit(tree, version, limit, ex
     assert tree.detect().memory_bytes == expected
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_that_is_left_is_the_limit_without_what_is_used_but_for_idle_file_pages(
+    tree, version
+):
+    if version == 2:
+        tree.describe(mounts=[V2_MOUNT], groups=["0::/job"])
+        names, folder = ("memory.max", "memory.current", "inactive_file"), "/sys/fs/cgroup/job"
+    else:
+        tree.describe(mounts=[V1_MEMORY_MOUNT], groups=["9:memory:/job"])
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        folder = "/sys/fs/cgroup/memory/job"
+    for name, content in zip(names, (8 * GIB, 6 * GIB, None), strict=True):
+        if content is not None:
+            tree.write(f"{folder}/{name}", str(content))
+    tree.write(f"{folder}/memory.stat", f"anon 1\n{names[2]} {GIB}\nactive_file 7\n")
+    assert cgroups.memory_left_bytes(proc_root=tree.proc, sys_root=tree.sys) == 3 * GIB
+
+
+def test_memory_without_a_limit_has_nothing_left_to_say(tree):
+    tree.describe(mounts=[V2_MOUNT], groups=["0::/job"])
+    tree.write("/sys/fs/cgroup/job/memory.max", "max")
+    tree.write("/sys/fs/cgroup/job/memory.current", str(GIB))
+    assert cgroups.memory_left_bytes(proc_root=tree.proc, sys_root=tree.sys) is None
+
+
 def test_the_tightest_memory_limit_of_nested_groups_holds(tree):
     tree.v2("/a/b")
     tree.write("/sys/fs/cgroup/a/memory.max", str(3 * GIB))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autoplace.envs.description import EnvDescription, describe, inspect_env
 from autoplace.envs.entry_point import EntryPointVectorEnv, has_entry_point
 from autoplace.envs.make import make_env
-from autoplace.envs.process import ProcessVectorEnv
+from autoplace.envs.process import ProcessVectorEnv, Restarts
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step, VectorEnv, spawn_seeds
 from autoplace.envs.workers import DEADLINE_S, NotPicklableError
@@ -21,6 +21,7 @@ __all__ = [
     "EntryPointVectorEnv",
     "EnvDescription",
     "ProcessVectorEnv",
+    "Restarts",
     "Step",
     "SyncVectorEnv",
     "VectorEnv",
@@ -44,12 +45,14 @@ class WorkerOptions:
         num_groups: 2 for split-half sampling.
         deadline_s: how long a vector step may take until its worker counts as hung.
         first_index: what the first environment is called in messages.
+        restarts: what becomes of a worker that is lost.
     """
 
     num_workers: int = 1
     num_groups: int = 1
     deadline_s: float = DEADLINE_S
     first_index: int = 0
+    restarts: Restarts = field(default_factory=Restarts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ def _make_processes(
             num_workers=max(1, options.num_workers),
             num_groups=options.num_groups,
             deadline_s=options.deadline_s,
+            restarts=options.restarts,
         )
     except NotPicklableError as error:
         log.warning("%s; it runs in this process instead", error)
@@ -110,6 +114,7 @@ def make_vector_env(
     num_groups: int = 1,
     deadline_s: float = DEADLINE_S,
     first_index: int = 0,
+    restarts: Restarts | None = None,
 ) -> VectorEnv:
     """``num_envs`` environments behind one interface.
 
@@ -121,6 +126,7 @@ def make_vector_env(
         num_groups: 2 for split-half sampling, for a backend that has worker processes.
         deadline_s: how long a vector step may take until such a process counts as hung.
         first_index: what the first environment is called in messages.
+        restarts: what becomes of such a process that is lost; by default it ends the run.
 
     Raises:
         UsageError: there is no such backend, or it cannot run the environment as it is asked to.
@@ -144,6 +150,7 @@ def make_vector_env(
                 num_groups=num_groups,
                 deadline_s=deadline_s,
                 first_index=first_index,
+                restarts=restarts or Restarts(),
             )
             return entry.make(description, num_envs, options)
     names = ", ".join(entry.name for entry in BACKENDS)

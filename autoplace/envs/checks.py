@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -9,6 +11,8 @@ import numpy as np
 
 from autoplace.envs.spaces import ObservationCodec
 from autoplace.errors import EnvError
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 Where = Callable[[int], str]  # names environment ``index``, and the step it is at
 
@@ -61,6 +65,16 @@ def _refuse(
         )
 
 
+def own_traceback(error: BaseException) -> str:
+    """The traceback of an error from where it leaves this package for the user's code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            break
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
 def raise_from_env(error: Exception, where: str) -> NoReturn:
     """Raise what an environment raised, saying where.
 
@@ -68,4 +82,5 @@ def raise_from_env(error: Exception, where: str) -> NoReturn:
         EnvError: always; its cause is the environment's own exception.
     """
     first_line = (str(error).strip().splitlines() or [""])[0]
-    raise EnvError(f"{type(error).__name__} from {where}: {first_line}") from error
+    message = f"{type(error).__name__} from {where}: {first_line}"
+    raise EnvError(message, evidence=own_traceback(error)) from error

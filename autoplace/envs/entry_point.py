@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 
 from autoplace.envs.checks import raise_from_env, refuse_non_finite
 from autoplace.envs.description import EnvDescription
-from autoplace.envs.make import explain_failure, is_atari, registered_spec
+from autoplace.envs.make import is_atari, raise_unmade, registered_spec
 from autoplace.envs.vector import Step
 from autoplace.errors import AutoplaceError, EnvError
 from autoplace.workload import EnvSpec
@@ -217,4 +217,4 @@ def _make(spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
     except AutoplaceError:
         raise
     except Exception as error:
-        raise EnvError(explain_failure(spec.id, error)) from error
+        raise_unmade(spec.id, error)

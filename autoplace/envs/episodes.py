@@ -50,6 +50,9 @@ class EpisodeTracker:
     def add(self, step: Step, first: int = 0) -> None:
         """Account for one vector step of the environments from ``first`` on."""
         self._add(step.rewards, step.valid, step.ended, first)
+        if step.valid is not None:
+            lost = first + np.flatnonzero(step.truncated & ~step.valid)
+            self._returns[lost], self._lengths[lost] = 0.0, 0
 
     def add_rollout(self, outcomes: np.ndarray, valid_index: np.ndarray | None = None) -> None:
         """Account for a rollout at once.

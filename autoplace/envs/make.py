@@ -7,11 +7,12 @@ import difflib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+from autoplace.envs.checks import own_traceback
 from autoplace.errors import AutoplaceError, EnvError
 from autoplace.files import load_module
 from autoplace.workload import EnvSpec
@@ -51,7 +52,7 @@ def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
     except AutoplaceError:
         raise
     except Exception as error:
-        raise EnvError(explain_failure(spec.id, error)) from error
+        raise_unmade(spec.id, error)
     if not isinstance(env, gym.Env):
         raise EnvError(
             f"{spec.id} must give a gymnasium.Env, got {type(env).__name__}: return an environment"
@@ -107,8 +108,21 @@ def _load_function(path: Path, function: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def explain_failure(env_id: str, error: Exception) -> str:
-    """Why an environment cannot be made and what to do, in one line."""
+def raise_unmade(env_id: str, error: Exception) -> NoReturn:
+    """Say why an environment cannot be made and what to do, in one line.
+
+    Raises:
+        EnvError: always; its cause is what went wrong.
+    """
+    known = _known_failure(env_id, error)
+    if known is not None:
+        raise EnvError(known) from error
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    message = f"{env_id} cannot be made: {type(error).__name__}: {first_line}"
+    raise EnvError(message, evidence=own_traceback(error)) from error
+
+
+def _known_failure(env_id: str, error: Exception) -> str | None:
     missing = _missing_package(error)
     if missing is not None:
         package = _INSTALL.get(missing, missing)
@@ -121,8 +135,7 @@ def explain_failure(env_id: str, error: Exception) -> str:
         base = env_id.rpartition("-v")[0]
         have = sorted(name for name in gym.registry if name.rpartition("-v")[0] == base)
         return f"there is no environment {env_id!r}: this Gymnasium has {', '.join(have)}"
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    return f"{env_id} cannot be made: {type(error).__name__}: {first_line}"
+    return None
 
 
 def _missing_package(error: BaseException | None) -> str | None:

@@ -5,11 +5,18 @@ goes each way. A worker steps its share by the same loop that steps environments
 
 With ``num_groups`` of 2, each worker's share is in two halves: one half steps while the actions of
 the other are computed (split-half sampling). Environments are numbered group by group.
+
+A worker that died, hung or leaked ends the run, or is started anew (:class:`Restarts`). Its
+environments then begin new episodes. The step that it was lost in gives a row that is no transition
+(:attr:`Step.valid`) and is marked as truncated, so that no trace crosses it; the episode counts as
+none.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +27,38 @@ import numpy as np
 
 from autoplace.envs.description import EnvDescription
 from autoplace.envs.make import registered_spec
+from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step
-from autoplace.envs.workers import DEADLINE_S, QUIT, READY, Channel, SharedArrays, Workers
-from autoplace.errors import UsageError
+from autoplace.envs.workers import (
+    DEADLINE_S,
+    QUIT,
+    READY,
+    Channel,
+    SharedArrays,
+    WorkerLostError,
+    Workers,
+)
+from autoplace.errors import EnvError, UsageError
 
-_RESET = b"r"
-_STEPS = (b"0", b"1", b"2", b"3")  # one signal per group
+log = logging.getLogger(__name__)
+
+_STEPS = (b"0", b"1")  # one signal per group
+_RESETS = (b"a", b"b")
 _RUNNING, _ENDED = b".", b"e"  # whether any episode ended in the step
+
+
+@dataclass(slots=True)
+class Restarts:
+    """Whether workers that are lost are started anew.
+
+    Attributes:
+        allowed: whether they are.
+        count: how often it was done.
+    """
+
+    allowed: bool = False
+    count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +96,7 @@ class ProcessVectorEnv:
         num_workers: int,
         num_groups: int = 1,
         deadline_s: float = DEADLINE_S,
+        restarts: Restarts | None = None,
         use_threads: bool = False,
     ) -> None:
         """Start the workers and make the environments in them.
@@ -75,6 +107,7 @@ class ProcessVectorEnv:
             num_workers: processes; not more than there are environments in a group are started.
             num_groups: 2 for split-half sampling.
             deadline_s: how long a vector step may take until its worker counts as hung.
+            restarts: what becomes of a worker that is lost; by default it ends the run.
             use_threads: run the workers as threads, for tests.
 
         Raises:
@@ -102,6 +135,9 @@ class ProcessVectorEnv:
         self._actions, self._seeds = views["actions"], views["seeds"]
         self._none = np.zeros((0, codec.size), codec.dtype)
         self._pending: deque[int] = deque()
+        self._restarts = restarts or Restarts()
+        self._fresh: list[set[int]] = [set() for _ in groups]  # workers whose part is to be reset
+        self._untried: set[int] = set()  # workers that have completed no step since their restart
 
         registered = registered_spec(description.env)
         split = [_split(start, stop, self.num_workers) for start, stop in groups]
@@ -109,24 +145,35 @@ class ProcessVectorEnv:
             _Share(description=description, registered=registered, ranges=tuple(ranges))
             for ranges in zip(*split, strict=True)
         ]
+        self._ranges = [share.ranges for share in shares]
         self.workers = Workers(
             _run_share,
             shares,
             names=[_name(index, share.ranges) for index, share in enumerate(shares)],
             shared=shared,
             deadline_s=deadline_s,
+            may_restart=self._restarts.allowed,
             use_threads=use_threads,
         )
         self._indices = range(self.num_workers)
+        self._watch = MemoryWatch(self.workers.pids)
+        self._look_s = time.monotonic() + LOOK_INTERVAL_S
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start every environment afresh, each from its own seed."""
         self.settle()
         self._seeds[:] = seeds
-        for index in self._indices:
-            self.workers.signal(index, _RESET)
-        for index in self._indices:
-            self.workers.wait(index)
+        try:
+            for byte in _RESETS[: len(self.groups)]:
+                for index in self._indices:
+                    self.workers.signal(index, byte)
+                for index in self._indices:
+                    self.workers.wait(index)
+        except WorkerLostError:
+            self.workers.close()
+            raise
+        for fresh in self._fresh:
+            fresh.clear()
         return self.observations
 
     def step(self, actions: np.ndarray) -> Step:
@@ -136,9 +183,13 @@ class ProcessVectorEnv:
             return self.step_wait()
         for group, part in enumerate(self.groups):
             self.step_async(actions[part], group)
-        for group in range(len(self.groups)):
-            self._wait_for(group)
-        return self._outcome(slice(0, self.num_envs), True)
+        valids = [self._wait_for(group)[1] for group in range(len(self.groups))]
+        valid = None
+        if any(known is not None for known in valids):
+            valid = np.ones(self.num_envs, np.bool_)
+            for part, known in zip(self.groups, valids, strict=True):
+                valid[part] = True if known is None else known
+        return self._outcome(slice(0, self.num_envs), True, valid)
 
     def step_async(self, actions: np.ndarray, group: int = 0) -> None:
         """Let a group of environments begin a step, without waiting.
@@ -148,15 +199,16 @@ class ProcessVectorEnv:
             group: which; groups are waited for in the order in which they began.
         """
         assert group not in self._pending, group
+        self._look_at_memory()
         self._actions[self.groups[group]] = actions
         self._pending.append(group)
-        signal, byte = self.workers.signal, _STEPS[group]
+        fresh = self._fresh[group]
         for index in self._indices:
-            signal(index, byte)
+            self._signal(index, _RESETS[group] if index in fresh else _STEPS[group])
 
     def step_wait(self, group: int = 0) -> Step:
         """What the step that a group began gave; indices in it count from the group's first."""
-        return self._outcome(self.groups[group], self._wait_for(group))
+        return self._outcome(self.groups[group], *self._wait_for(group))
 
     def settle(self) -> None:
         """Wait for the steps of a rollout that was interrupted, and drop them."""
@@ -167,25 +219,98 @@ class ProcessVectorEnv:
         """End the workers."""
         self.workers.close()
 
-    def _wait_for(self, group: int) -> bool:
-        """Wait until a group has stepped; whether any of its episodes ended."""
-        assert self._pending and self._pending[0] == group, (self._pending, group)
-        wait = self.workers.wait
-        ended = False
-        for index in self._indices:
-            ended |= wait(index) == _ENDED
-        self._pending.popleft()
-        return ended
+    def _signal(self, index: int, byte: bytes) -> None:
+        try:
+            self.workers.signal(index, byte)
+        except WorkerLostError as error:
+            self._restart(error)
 
-    def _outcome(self, part: slice, any_ended: bool) -> Step:
+    def _answer(self, index: int) -> bytes:
+        try:
+            return self.workers.wait(index)
+        except WorkerLostError as error:
+            self._restart(error)
+            return self._answer(index)
+
+    def _wait_for(self, group: int) -> tuple[bool, np.ndarray | None]:
+        """Wait until a group has stepped; whether any episode ended, and :attr:`Step.valid`."""
+        assert self._pending and self._pending[0] == group, (self._pending, group)
+        any_ended = False
+        for index in self._indices:
+            any_ended |= self._answer(index) == _ENDED
+        self._pending.popleft()
+        fresh = self._fresh[group]
+        self._untried &= fresh
+        return any_ended, self._mark_lost(group) if fresh else None
+
+    def _mark_lost(self, group: int) -> np.ndarray:
+        """Mark the rows of workers that were restarted in place of a step.
+
+        They were lost before anything of the step was known: neither reward nor end.
+        """
+        valid = np.ones(self.num_envs, np.bool_)
+        for index in self._fresh[group]:
+            part = slice(*self._ranges[index][group])
+            valid[part], self._rewards[part] = False, 0.0
+            self._terminated[part], self._truncated[part] = False, True
+        self._fresh[group].clear()
+        return valid[self.groups[group]]
+
+    def _restart(self, error: WorkerLostError) -> None:
+        """Start a worker anew, and let it reset its part of the groups that are under way.
+
+        Raises:
+            EnvError: that is not wanted, or was done before and has not helped.
+        """
+        index, restarts = error.index, self._restarts
+        if not restarts.allowed:
+            raise error
+        if index in self._untried:
+            self.workers.close()
+            raise EnvError(f"{error}; it had been restarted and has not completed a step since")
+        restarts.count += 1
+        log.warning("%s; it is restarted, and its environments begin new episodes", error)
+        self.workers.restart(index)
+        self._watch.replace(index, self.workers.pids[index])
+        self._untried.add(index)
+        for start, stop in self._ranges[index]:
+            entropies = [(int(seed), restarts.count) for seed in self._seeds[start:stop]]
+            self._seeds[start:stop] = [
+                np.random.SeedSequence(entropy).generate_state(1)[0] for entropy in entropies
+            ]
+        for fresh in self._fresh:
+            fresh.add(index)
+        for group in self._pending:
+            self.workers.signal(index, _RESETS[group])
+
+    def _look_at_memory(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + LOOK_INTERVAL_S
+        found = self._watch.leaking()
+        if found is not None:
+            try:
+                self.workers.lose(*found)
+            except WorkerLostError as error:
+                self._restart(error)
+
+    def _outcome(self, part: slice, any_ended: bool, valid: np.ndarray | None) -> Step:
         terminated, truncated = self._terminated[part], self._truncated[part]
         ended: Sequence[int] = ()
         finals = self._none
         if any_ended:
-            ended = np.flatnonzero(terminated | truncated).tolist()
+            over = terminated | truncated
+            ended = np.flatnonzero(over if valid is None else over & valid).tolist()
             finals = self._finals[part][ended]
         return Step(
-            self.observations[part], self._rewards[part], terminated, truncated, ended, finals
+            self.observations[part],
+            self._rewards[part],
+            terminated,
+            truncated,
+            ended,
+            finals,
+            valid,
         )
 
 
@@ -232,9 +357,8 @@ def _run_share(channel: Channel, share: _Share, shared: SharedArrays) -> None:
             order = channel.wait()
             if order == QUIT:
                 return
-            if order == _RESET:
-                for group in groups:
-                    group.reset()
+            if order in _RESETS:
+                groups[_RESETS.index(order)].reset()
                 channel.signal(READY)
             else:
                 ended = groups[_STEPS.index(order)].step()

@@ -27,7 +27,8 @@ class Step:
         ended: indices of environments whose episode ended in this step.
         final_observations: ``[len(ended), D]`` float32, the last observation of each of those.
         valid: ``[N]`` bool, false where the action was ignored because the step only reset the
-            environment: no transition, nothing to learn from. ``None`` where all are real.
+            environment: no transition, nothing to learn from. ``None`` where all are real. A row
+            that is not valid but truncated was lost with the rest of its episode.
     """
 
     observations: np.ndarray

@@ -10,6 +10,7 @@ How each end comes about:
 - A worker that raises sends its traceback, which becomes the cause of an :class:`EnvError` here.
 - A worker that dies closes its channel; it is named with its exit code.
 - A worker that does not answer within its deadline is killed and named.
+- A worker that is lost may be started anew; what it was doing is lost.
 - A trainer that dies, even by ``kill -9``, takes its workers along: the kernel kills them (Linux),
   and a thread in each waits for the trainer's end (everywhere).
 """
@@ -29,7 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import util
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import cloudpickle
 import numpy as np
@@ -60,6 +61,18 @@ Target = Callable[["Channel", Any, "SharedArrays"], None]
 
 class NotPicklableError(EnvError):
     """What a worker needs cannot be sent to it."""
+
+
+class WorkerLostError(EnvError):
+    """A worker died, hung or leaked.
+
+    Attributes:
+        index: which.
+    """
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 class Channel:
@@ -148,6 +161,7 @@ class Workers:
         shared: SharedArrays | None = None,
         deadline_s: float = DEADLINE_S,
         start_deadline_s: float = START_DEADLINE_S,
+        may_restart: bool = False,
         use_threads: bool = False,
     ) -> None:
         """Start them all, and wait until each is ready.
@@ -159,6 +173,7 @@ class Workers:
             shared: arrays that all workers and the caller see.
             deadline_s: how long an answer may take until a worker counts as hung.
             start_deadline_s: how long it may take to become ready.
+            may_restart: let the others live when one is lost, for :meth:`restart`.
             use_threads: run them as threads of this process; such cannot be killed.
 
         Raises:
@@ -166,8 +181,10 @@ class Workers:
             EnvError: a worker failed to start.
         """
         self.names = list(names)
-        self._deadline_s = deadline_s
-        payloads = [pickled((target, argument), str(argument)) for argument in arguments]
+        self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
+        self._may_restart, self._use_threads = may_restart, use_threads
+        self._shared = shared or SharedArrays({})
+        self._payloads = [pickled((target, argument), str(argument)) for argument in arguments]
         self._channels: list[Channel] = []
         self._handles: list[_Handle] = []
         # Runs at the latest when the interpreter exits, before it waits for child processes.
@@ -175,35 +192,52 @@ class Workers:
             self, _stop, (self._channels, self._handles), exitpriority=100
         )
         try:
-            for name, payload in zip(self.names, payloads, strict=True):
-                self._start(name, payload, shared, use_threads)
-            for index, channel in enumerate(self._channels):
-                channel.set_deadline(start_deadline_s)
-                self.wait(index, deadline_s=start_deadline_s)
-                channel.set_deadline(deadline_s)
+            for name, payload in zip(self.names, self._payloads, strict=True):
+                channel, handle = self._start(name, payload)
+                self._channels.append(channel)
+                self._handles.append(handle)
+            for index in range(len(self)):
+                self._await_ready(index)
         except BaseException:
             self.close(grace_s=0.5)
             raise
 
-    def _start(
-        self, name: str, payload: bytes, shared: SharedArrays | None, use_threads: bool
-    ) -> None:
+    def _start(self, name: str, payload: bytes) -> tuple[Channel, _Handle]:
         here, there = _spawn.Pipe()
-        arrays = shared or SharedArrays({})
         handle: Any
-        if use_threads:
-            args = (there, payload, arrays)
+        if self._use_threads:
+            args = (there, payload, self._shared)
             handle = threading.Thread(target=_serve, args=args, name=name, daemon=True)
             handle.start()
         else:
             handle = _spawn.Process(
-                target=_worker_main, args=(there, payload, arrays, is_bound()), name=name
+                target=_worker_main, args=(there, payload, self._shared, is_bound()), name=name
             )
             with clean_start(host_only=True):
                 handle.start()
             there.close()  # or its end would not be noticed
-        self._channels.append(Channel(here))
-        self._handles.append(handle)
+        return Channel(here), handle
+
+    def _await_ready(self, index: int) -> None:
+        channel = self._channels[index]
+        channel.set_deadline(self._start_deadline_s)
+        self.wait(index, deadline_s=self._start_deadline_s)
+        channel.set_deadline(self._deadline_s)
+
+    def restart(self, index: int) -> None:
+        """Put a new worker in the place of one that is lost, and wait until it is ready.
+
+        Raises:
+            EnvError: it failed to start. All workers have been stopped then.
+        """
+        self._channels[index].close()
+        try:
+            started = self._start(self.names[index], self._payloads[index])
+            self._channels[index], self._handles[index] = started
+            self._await_ready(index)
+        except BaseException:
+            self.close(grace_s=1.0)
+            raise
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -231,8 +265,9 @@ class Workers:
         """A worker's next signal.
 
         Raises:
-            EnvError: the worker raised (its traceback is the cause), died or hung. All workers have
-                been stopped then.
+            WorkerLostError: the worker died or hung. All have been stopped then, unless it may be
+                restarted.
+            EnvError: the worker raised (its traceback is the cause). All have been stopped.
         """
         try:
             byte = self._channels[index].wait()
@@ -257,24 +292,34 @@ class Workers:
         except (EOFError, OSError):
             self._fail_dead(index)
         self.close(grace_s=1.0)
-        raise EnvError(failure["message"]) from RemoteTraceback(failure["traceback"])
+        cause = RemoteTraceback(failure["traceback"])
+        raise EnvError(failure["message"], evidence=failure["evidence"]) from cause
 
     def _fail_dead(self, index: int) -> None:
         handle = self._handles[index]
         handle.join(2.0)
         code = getattr(handle, "exitcode", None)
-        self.close(grace_s=1.0)
-        raise EnvError(f"{self.names[index]} {describe_exit(code)}{exit_hint(code)}")
+        self.lose(index, f"{describe_exit(code)}{exit_hint(code)}")
 
     def _fail_hung(self, index: int, deadline_s: float) -> None:
         pid = getattr(self._handles[index], "pid", None)
-        _kill(self._handles[index])
-        self.close(grace_s=1.0)
         where = "" if pid is None else f" (process {pid}, killed)"
-        raise EnvError(
-            f"{self.names[index]} has not answered for {deadline_s:g} s{where}: "
-            "look for an endless loop or a lock in the environment's step, reset or constructor"
+        self.lose(
+            index,
+            f"has not answered for {deadline_s:g} s{where}: "
+            "look for an endless loop or a lock in the environment's step, reset or constructor",
         )
+
+    def lose(self, index: int, what: str) -> NoReturn:
+        """Kill a worker that is of no use any more.
+
+        Raises:
+            WorkerLostError: always; its message is the worker's name and ``what``.
+        """
+        _kill(self._handles[index])
+        if not self._may_restart:
+            self.close(grace_s=1.0)
+        raise WorkerLostError(f"{self.names[index]} {what}", index)
 
 
 class SharedArrays:
@@ -336,13 +381,14 @@ def _serve(connection: Any, payload: bytes, shared: SharedArrays) -> bool:  # no
 
 def _failure(error: BaseException) -> dict[str, str]:
     """What the trainer is told: the message, and where it came from."""
+    evidence = ""
     if isinstance(error, EnvError):
-        message, origin = str(error), error.__cause__ or error
+        message, origin, evidence = str(error), error.__cause__ or error, error.evidence
     else:
         first_line = (str(error).strip().splitlines() or [""])[0]
         message, origin = f"{type(error).__name__} in a worker: {first_line}", error
     text = traceback.format_exception(type(origin), origin, origin.__traceback__)
-    return {"message": message, "traceback": "".join(text)}
+    return {"message": message, "traceback": "".join(text), "evidence": evidence}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def make_batch(
         ended,
         gamma=hyperparameters.gamma,
         gae_lambda=hyperparameters.gae_lambda,
+        transitions=_transitions(rollout),
     )
     returns = advantage + values[:-1]
     observations = seen.observations
@@ -113,8 +114,7 @@ def make_batch(
     if images is None:
         columns.insert(0, observations)
     rows = torch.cat([column.float() for column in columns], 1)
-    # A row that is no transition follows the end of an episode, where traces are cut, so it has
-    # touched no other row's advantage; it only has to be left out.
+    # What is no transition has touched no other row's advantage; it only has to be left out.
     if rollout.valid_index is not None:
         rows = rows.index_select(0, rollout.valid_index)
         images = images if images is None else images.index_select(0, rollout.valid_index)
@@ -184,6 +184,15 @@ def _evaluate_all(
         chosen = chosen[:, 0]
     log_probs = log_prob(outputs, network.log_std, chosen, spec.action_heads)
     return _Seen(values.view(observations.shape[:2]), log_probs, final_values, acted_on)
+
+
+def _transitions(rollout: Rollout) -> Tensor | None:
+    """``[T, N]``, 1 in rows that are transitions and 0 elsewhere; ``None`` where all are."""
+    if rollout.valid_index is None:
+        return None
+    rows = torch.zeros_like(rollout.rewards, memory_format=torch.contiguous_format).view(-1)
+    ones = torch.ones_like(rollout.valid_index, dtype=rows.dtype)
+    return rows.index_copy_(0, rollout.valid_index, ones).view_as(rollout.rewards)
 
 
 def _in_passes(function: object, rows: Tensor) -> Tensor:

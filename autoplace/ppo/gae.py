@@ -66,6 +66,7 @@ def advantages(
     *,
     gamma: float,
     gae_lambda: float,
+    transitions: Tensor | None = None,
 ) -> Tensor:
     """Advantages ``[T, N]``; add the values for the returns that the critic learns.
 
@@ -76,6 +77,10 @@ def advantages(
         ended: ``e``, ``[T, N]``.
         gamma: discount per step.
         gae_lambda: decay of the trace.
+        transitions: ``[T, N]``, 0 in rows that are none; their ``d`` is 0, so that the row before
+            is bootstrapped from the observation that it led to, and ends there.
     """
     errors = torch.add(rewards, next_values, alpha=gamma).sub_(values)
+    if transitions is not None:
+        errors *= transitions
     return scan_backward(errors, (1.0 - ended).mul_(gamma * gae_lambda))

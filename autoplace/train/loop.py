@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autoplace import device as devices
 from autoplace.device import now
-from autoplace.envs import spawn_seeds
+from autoplace.envs import Restarts, spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.errors import UsageError
 from autoplace.measurement import Calibration
@@ -42,6 +42,7 @@ def train(
     resume: bool = False,
     checkpoint_every: int | None = None,
     worker_deadline_s: float | None = None,
+    restart_workers: bool = False,
     callbacks: Sequence[Callback] = (),
     calibration: Calibration | None = None,
     replan: Replan | None = None,
@@ -62,6 +63,8 @@ def train(
         checkpoint_every: keep a checkpoint every so many env steps, beside the latest and the best.
         worker_deadline_s: seconds for which another process of the run may be silent until it
             counts as hung; by default 120 in a vector step and 600 in an update.
+        restart_workers: start a worker of the environments anew when it died, hangs or leaks; its
+            environments begin new episodes. By default it ends the run.
         callbacks: told of the start, of each iteration and of the end.
         calibration: that the plan was made from. With it a machine that is slower than it was can
             be told from other reasons why a stage is off its prediction.
@@ -87,6 +90,7 @@ def train(
                 resume=resume,
                 checkpoint_every=checkpoint_every,
                 worker_deadline_s=worker_deadline_s,
+                restart_workers=restart_workers,
                 callbacks=(check, *callbacks),
                 stop=stop,
             )
@@ -134,9 +138,11 @@ class Loop:
         stop: StopRequest,
         resources: contextlib.ExitStack,
         worker_deadline_s: float | None,
+        restarts: Restarts,
     ) -> None:
         self.run = run
         self._worker_deadline_s = worker_deadline_s
+        self._restarts = restarts  # of every layout
         self.num_iterations = run.num_iterations
         self._stop = stop
         self._resources = resources  # of the present layout
@@ -170,6 +176,7 @@ class Loop:
             timer=StageTimer(),
             stop=self._stop,
             worker_deadline_s=self._worker_deadline_s,
+            restarts=self._restarts,
         )
         scheme = make_scheme(plan.scheme, setup)
         if saved is not None:
@@ -261,11 +268,14 @@ def open_loop(
     resume: bool = False,
     checkpoint_every: int | None = None,
     worker_deadline_s: float | None = None,
+    restart_workers: bool = False,
     callbacks: Sequence[Callback] = (),
     stop: StopRequest,
 ) -> Iterator[Loop]:
     """Lay a run out, and end all that it started at the end of the block; as :func:`train`."""
     num_iterations = count_iterations(plan.workload.hyperparameters, total_steps)
+    if worker_deadline_s is not None and worker_deadline_s <= 0:
+        raise UsageError(f"--worker-deadline must be above 0, got {worker_deadline_s:g}: raise it")
     with contextlib.ExitStack() as stack:
         stack.enter_context(devices.torch_threads(plan.placement.sample_threads))
         run = stack.enter_context(
@@ -281,7 +291,8 @@ def open_loop(
             )
         )
         resources = stack.enter_context(contextlib.ExitStack())
-        yield Loop(run, plan, stop, resources, worker_deadline_s)
+        restarts = Restarts(allowed=restart_workers)
+        yield Loop(run, plan, stop, resources, worker_deadline_s, restarts)
 
 
 def count_iterations(hyperparameters: Hyperparameters, total_steps: int) -> int:

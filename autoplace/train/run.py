@@ -203,6 +203,7 @@ class Run:
             seed=self.progress.seed,
             switches=self.switches,
             plan=self._plan,
+            worker_restarts=self._setup.restarts.count,
         )
         if self._run_dir is not None:
             files.write_json_atomic(self._run_dir.result_path, result.to_json())

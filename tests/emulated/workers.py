@@ -30,6 +30,8 @@ class LaneSignals:
 class LaneWorkers:
     """Lanes that run the same function, each with an argument of its own."""
 
+    pids: tuple[int, ...] = ()
+
     def __init__(
         self,
         target: Callable[[Any, Any, Any], None],

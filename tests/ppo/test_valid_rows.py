@@ -71,6 +71,31 @@ def test_a_batch_without_the_reset_rows_is_that_of_the_same_transitions(normaliz
         assert after.state[-1] == 6
 
 
+def test_a_lost_row_ends_the_trace_where_the_episode_was_last_seen():
+    """A_2 of the row before it is r + gamma V(o_3) - V(o_2), and nothing of what follows."""
+    gamma, gae_lambda = 0.9, 0.8
+    lost = dict(WITH_RESET, truncated=[0, 0, 0, 1, 0, 0, 1], final_index=[6])
+    network = ActorCritic(SPEC, seed=3)
+    made = rollout(lost, VALID)
+    made.final_observations = torch.tensor([[3.5]])
+    normalizer = RewardNormalizer(num_envs=1, gamma=gamma)
+    make_batch(network, made, hyper(7, gamma=gamma), normalizer)
+    assert normalizer.state[-1] == 6
+    batch = make_batch(network, made, hyper(7, gamma=gamma, gae_lambda=gae_lambda))
+    _, _, _, advantage, _ = batch.split(batch.rows)
+    value = network.value(made.observations.view(-1, 1)).detach()
+    errors = torch.tensor(lost["rewards"][:3]) + gamma * value[1:4] - value[:3]
+    decay = gamma * gae_lambda
+    expected = torch.stack(
+        [
+            errors[0] + decay * errors[1] + decay**2 * errors[2],
+            errors[1] + decay * errors[2],
+            errors[2],
+        ]
+    )
+    torch.testing.assert_close(advantage[:3], expected)
+
+
 def test_the_rows_of_a_recorded_step_that_only_resets_are_known():
     recorder = OutcomeRecorder(torch.zeros(3, 3, 2), EpisodeTracker(2))
     flags = np.zeros(2, np.bool_)
@@ -101,6 +126,25 @@ def test_episodes_count_neither_the_step_nor_the_reward_of_a_reset():
     add(running, 1.0, [], np.array([True]))
     add(over, 1.0, [0])
     assert episodes.recent == [(2.0, 2), (2.0, 2)]
+    assert episodes.num_skipped == 1
+
+
+def test_an_episode_that_is_lost_counts_as_none():
+    episodes = EpisodeTracker(2)
+    no, first = np.zeros(2, np.bool_), np.array([True, False])
+
+    def add(terminated, truncated, ended, valid=None):
+        episodes.add(
+            Step(
+                np.zeros((2, 1)), np.ones(2), terminated, truncated, ended, np.zeros((0, 1)), valid
+            )
+        )
+
+    add(no, no, [])
+    add(no, first, [], ~first)
+    add(no, no, [])
+    add(np.ones(2, np.bool_), no, [0, 1])
+    assert episodes.recent == [(2.0, 2), (4.0, 4)]
     assert episodes.num_skipped == 1
 
 

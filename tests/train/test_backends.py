@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 
 import gymnasium as gym
 import psutil
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from autoplace import store
-from autoplace.errors import EnvError
+from autoplace.errors import EnvError, UsageError
 from autoplace.train import train
 from autoplace.train.checkpoint import load_checkpoint
 from tests.envs.toys import Counter, register
@@ -75,6 +76,50 @@ def test_a_worker_that_is_killed_ends_the_run_with_everything_saved(tmp_path):
     with store.resume_run_dir(tmp_path / "run"):
         pass  # the folder has been let go
     assert {child.pid for child in psutil.Process().children()} - before <= tracker(before)
+
+
+def test_a_worker_that_is_killed_may_be_restarted_and_the_run_goes_on(tmp_path, caplog):
+    class KillsOne(Listener):
+        def on_iteration(self, report):
+            super().on_iteration(report)
+            if report.iteration == 3:
+                for child in psutil.Process().children():
+                    if child.pid not in before and "spawn_main" in " ".join(child.cmdline()):
+                        child.kill()
+                        return
+
+    before = {child.pid for child in psutil.Process().children()}
+    listener = KillsOne()
+    result = train(
+        plan_with("process", 2, num_envs=4, normalize_observations=True),
+        total_steps=640,
+        run_dir=tmp_path / "run",
+        restart_workers=True,
+        callbacks=[listener],
+    )
+    assert result.worker_restarts == 1 and result.to_json()["worker_restarts"] == 1
+    assert result.iterations == 10 and not result.interrupted
+    assert "is restarted, and its environments begin new episodes" in caplog.text
+    # Two of the four environments lost one step: no transition, and not counted as one.
+    assert result.env_steps == 640 - 2
+    assert listener.policy.network.observation_count == 640 - 2
+    assert {child.pid for child in psutil.Process().children()} - before <= tracker(before)
+
+
+def test_a_worker_that_hangs_ends_the_run_after_the_deadline_that_was_given(tmp_path):
+    def hang(step):
+        if step == 50:
+            time.sleep(3600)
+        return 1.0
+
+    env_id = register("Hangs", lambda: Counter(reward=hang))
+    plan = plan_with("process", 2, env=env_id, num_envs=2, rollout_steps=16)
+    with pytest.raises(EnvError, match=r"worker 0 \(environments 0\) has not answered for 0.7 s"):
+        train(plan, total_steps=10_000, run_dir=tmp_path / "run", worker_deadline_s=0.7)
+    assert load_checkpoint(tmp_path / "run").progress.iteration == 3
+    gym.registry.pop(env_id)
+    with pytest.raises(UsageError, match="--worker-deadline must be above 0, got 0"):
+        train(make_plan(), total_steps=100, worker_deadline_s=0.0)
 
 
 def tracker(before):

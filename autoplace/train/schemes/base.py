@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from autoplace.envs import VectorEnv, make_vector_env
+from autoplace.envs import Restarts, VectorEnv, make_vector_env
 from autoplace.envs.description import EnvDescription
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.workers import DEADLINE_S
@@ -41,6 +41,7 @@ class Setup:
         stop: checked between vector steps.
         worker_deadline_s: how long any other process may be silent until it counts as hung, where
             that is not left to each kind of them.
+        restarts: what becomes of a worker of the environments that is lost, and what became.
     """
 
     placement: Placement
@@ -55,6 +56,7 @@ class Setup:
     timer: StageTimer = field(default_factory=StageTimer)
     stop: StopRequest = field(default_factory=StopRequest)
     worker_deadline_s: float | None = None
+    restarts: Restarts = field(default_factory=Restarts)
 
     def make_envs(self) -> VectorEnv:
         """All environments behind one interface, still to be reset.
@@ -69,6 +71,7 @@ class Setup:
             num_workers=self.placement.num_workers,
             num_groups=self.placement.num_groups,
             deadline_s=self.worker_deadline_s or DEADLINE_S,
+            restarts=self.restarts,
         )
         self.resources.callback(envs.close)
         return envs
