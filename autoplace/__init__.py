@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from autoplace.measure.calibrate import calibrate
     from autoplace.measurement import Calibration, Measurement, Task
     from autoplace.planner.memory import Limits
+    from autoplace.planner.observed import make_replanner
     from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage
     from autoplace.planner.search import make_plan
     from autoplace.results import RunResult, compare_stages
     from autoplace.store import load_calibration, save_calibration
-    from autoplace.train import Callback, evaluate, load_policy, train
+    from autoplace.train import Callback, StopRequested, evaluate, load_policy, train
     from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 _HOMES = {
@@ -56,11 +57,12 @@ _HOMES = {
     "autoplace.measure.calibrate": ("calibrate",),
     "autoplace.measurement": ("Calibration", "Measurement", "Task"),
     "autoplace.planner.memory": ("Limits",),
+    "autoplace.planner.observed": ("make_replanner",),
     "autoplace.planner.plan": ("Candidate", "Flip", "Placement", "Plan", "Stage"),
     "autoplace.planner.search": ("make_plan",),
     "autoplace.results": ("RunResult", "compare_stages"),
     "autoplace.store": ("load_calibration", "save_calibration"),
-    "autoplace.train": ("Callback", "evaluate", "load_policy", "train"),
+    "autoplace.train": ("Callback", "StopRequested", "evaluate", "load_policy", "train"),
     "autoplace.workload": ("EnvSpec", "Hyperparameters", "NetworkSpec", "Workload"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -89,6 +91,7 @@ __all__ = [
     "RunError",
     "RunResult",
     "Stage",
+    "StopRequested",
     "Task",
     "UsageError",
     "Workload",
@@ -103,6 +106,7 @@ __all__ = [
     "load_calibration",
     "load_policy",
     "make_plan",
+    "make_replanner",
     "save_calibration",
     "train",
 ]

@@ -79,6 +79,10 @@ class LiveView:
             f"{format_duration(report.run_wall_s)} gone, "
             f"{format_duration(report.time_left_s)} left",
         )
+        if report.max_policy_lag:
+            rows.add_row(
+                "lag", f"{report.policy_lag:.1f} iterations, {report.max_policy_lag} at most"
+            )
         for lane in dict.fromkeys(lane for _, lane in self._split):
             rows.add_row(lane, self._lane(lane))
         return Group(title, self._progress(report.env_steps), rows)

@@ -191,7 +191,6 @@ def replanner(calibration: Calibration | None, options: Mapping[str, Any]) -> Re
     Raises:
         UsageError: there is no calibration to plan with.
     """
-    from autoplace.cost_model import fit_cost_model
     from autoplace.planner.observed import make_replanner
 
     if calibration is None:
@@ -201,7 +200,6 @@ def replanner(calibration: Calibration | None, options: Mapping[str, Any]) -> Re
         )
     return make_replanner(
         calibration,
-        fit_cost_model(calibration),
         scheme=options["scheme"],
         max_policy_lag=options["max_policy_lag"],
         placement=_given_placement(options),

@@ -30,6 +30,8 @@ class RunResult:
         interrupted: whether it was stopped before all steps were done.
         run_dir: where it was kept, ``None`` where nowhere.
         seed: of the run.
+        policy_lag: mean age, in iterations, of the weights that sampled this call's rollouts.
+        max_policy_lag: the oldest of them.
         switches: how often it went on under another plan.
         plan: that it followed last, which ``scheme``, ``iteration_s`` and ``stage_s`` are of.
         worker_restarts: workers of the environments that were lost and started anew.
@@ -48,6 +50,8 @@ class RunResult:
     interrupted: bool = False
     run_dir: str | None = None
     seed: int = 0
+    policy_lag: float = 0.0
+    max_policy_lag: int = 0
     switches: int = 0
     plan: Plan | None = None
     worker_restarts: int = 0
@@ -72,6 +76,8 @@ class RunResult:
             "interrupted": self.interrupted,
             "run_dir": self.run_dir,
             "seed": self.seed,
+            "policy_lag": self.policy_lag,
+            "max_policy_lag": self.max_policy_lag,
             "switches": self.switches,
             "worker_restarts": self.worker_restarts,
         }

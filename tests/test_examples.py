@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[1]
 # Each example with arguments that make it small, and something that it must print.
 RUNS: dict[str, tuple[tuple[str, ...], str]] = {
     "quickstart.py": (("--steps", "4096", "--budget", "6"), "mean return over 20 episodes"),
+    "callbacks.py": (
+        ("--steps", "30000", "--target", "40", "--budget", "6"),
+        "stopped after",
+    ),
     "planner_api.py": ((), "Bottleneck:"),
     "add_scheme.py": (("--steps", "2048", "--budget", "1"), "predicted by the plan"),
     "custom_network.py": (("--steps", "2048", "--budget", "1"), "mean return of the last 100"),

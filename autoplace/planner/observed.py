@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from autoplace.cost_model import Cost, CostModel
+from autoplace.cost_model import Cost, CostModel, fit_cost_model
 from autoplace.device_names import CPU
 from autoplace.measurement import Calibration, Task
 from autoplace.planner.memory import Limits
@@ -46,7 +46,7 @@ Replan = Callable[[Observed], Plan]
 
 def make_replanner(
     calibration: Calibration,
-    model: CostModel,
+    model: CostModel | None = None,
     *,
     scheme: str = "auto",
     max_policy_lag: int = 1,
@@ -57,6 +57,7 @@ def make_replanner(
 
     The minibatch stays as it is: a run learns the same under whatever plan it goes on.
     """
+    fitted = model if model is not None else fit_cost_model(calibration)
 
     def replan(observed: Observed) -> Plan:
         workload = observed.plan.workload
@@ -70,7 +71,7 @@ def make_replanner(
             max_policy_lag=0 if observed.is_contention else max_policy_lag,
             placement=placement,
             limits=limits,
-            model=model if observed.is_contention else ObservedModel(model, observed),
+            model=fitted if observed.is_contention else ObservedModel(fitted, observed),
         )
 
     return replan

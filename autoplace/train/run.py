@@ -79,6 +79,7 @@ class Run:
         self.interrupted = False
         self.switches = 0
         self.warm_up_s = 0.0  # of the present layout, up to the end of its first iteration
+        self._lag_sum, self._max_lag = 0.0, 0
         self._num_episodes = 0  # that ended under earlier layouts
         self._first = self.progress.iteration
         self._env_steps_before = self.progress.env_steps
@@ -175,6 +176,8 @@ class Run:
             wall_s=self._wall_before_s + self._end_s - self._start_s,
             recent_episodes=tuple(self._setup.episodes.recent),
         )
+        self._lag_sum += completed.lag.mean
+        self._max_lag = max(self._max_lag, completed.lag.max)
         stages = self._setup.timer.end_iteration(iteration_s)
         if self._saver is not None:
             self._saver.end_iteration(self._learner, self.progress)
@@ -201,6 +204,8 @@ class Run:
             interrupted=self.interrupted,
             run_dir=None if self._run_dir is None else str(self._run_dir.path),
             seed=self.progress.seed,
+            policy_lag=self._lag_sum / self._done if self._done else 0.0,
+            max_policy_lag=self._max_lag,
             switches=self.switches,
             plan=self._plan,
             worker_restarts=self._setup.restarts.count,

@@ -36,7 +36,7 @@ WARM_UP_ITERATIONS = 2
 WINDOW_ITERATIONS = 10
 FIRST_WINDOW_S, LONGEST_WINDOW_S = 1.0, 60.0  # each window lasts twice as long as the one before
 _MATTERS_FRACTION = 0.03  # of an iteration: a smaller difference changes no choice
-_CHANGE_FRACTION = 0.2  # by which a ratio has moved where it is worth another line
+_CHANGE_FRACTION = 0.5  # by which a ratio has moved where it is worth another line
 # Timings of the same thing at different times differ by less than this on a quiet machine.
 _SLOWDOWN_TOLERANCE = 0.1
 _LOAD_CPUS = 0.2
@@ -144,6 +144,7 @@ class _Window:
     stages: list[dict[StageKey, float]]
     iteration_s: list[float]
     lengths: list[float]  # mean episode lengths
+    total_s: float = 0.0
 
     def median(self, key: StageKey) -> float:
         return statistics.median(row.get(key, 0.0) for row in self.stages)
@@ -197,13 +198,11 @@ class SelfCheck(Callback):
         window = self._window
         window.stages.append(report.stage_s)
         window.iteration_s.append(report.iteration_s)
+        window.total_s += report.iteration_s
         if report.mean_length is not None:
             window.lengths.append(report.mean_length)
         self._iteration = report.iteration
-        self.is_due = (
-            len(window.stages) >= WINDOW_ITERATIONS
-            and math.fsum(window.iteration_s) >= self._window_s
-        )
+        self.is_due = len(window.stages) >= WINDOW_ITERATIONS and window.total_s >= self._window_s
 
     def is_off(self) -> bool:
         """Whether the complete window differs from the plan in a way that was not said yet."""
@@ -213,10 +212,7 @@ class SelfCheck(Callback):
         """Why it differs; call it while nothing of the run is at work."""
         evidence = self._witness.read()
         off = self._off_stages()
-        self._said = {
-            (stage.name, stage.lane): self._window.median((stage.name, stage.lane)) / stage.total_s
-            for stage in off
-        }
+        self._said = {**self._said, **self._ratios(off)} if off else {}
         window = self._window
         keys = dict.fromkeys(key for row in window.stages for key in row)
         return Check(
@@ -257,13 +253,17 @@ class SelfCheck(Callback):
         return matters and abs(distance) > width
 
     def _news(self, off: Sequence[Stage]) -> bool:
-        """Whether other stages are off than said, or by other factors."""
-        now = {(s.name, s.lane): self._window.median((s.name, s.lane)) / s.total_s for s in off}
-        if set(now) != set(self._said):
-            return True
+        """Whether a stage is off that was not, or by another factor, or none is any more."""
+        if not off:
+            return bool(self._said)
         return any(
-            abs(math.log(now[key] / self._said[key])) > math.log1p(_CHANGE_FRACTION) for key in now
+            key not in self._said
+            or abs(math.log(ratio / self._said[key])) > math.log1p(_CHANGE_FRACTION)
+            for key, ratio in self._ratios(off).items()
         )
+
+    def _ratios(self, off: Sequence[Stage]) -> dict[StageKey, float]:
+        return {(s.name, s.lane): self._window.median((s.name, s.lane)) / s.total_s for s in off}
 
     # ------------------------------------------------------------------------------------- causes
 

@@ -50,7 +50,9 @@ def family(tag):
 def test_every_scalar_is_documented_and_every_documented_one_is_written(tmp_path, scheme):
     plan = make_plan(scheme=scheme)
     listener = Listener()
-    train(plan, total_steps=160, run_dir=tmp_path, callbacks=[listener])
+    result = train(plan, total_steps=160, run_dir=tmp_path, callbacks=[listener])
+    lag = 0.8 if scheme == "double-buffer" else 0.0  # 1 but for the first of five rollouts
+    assert (result.policy_lag, result.max_policy_lag) == (pytest.approx(lag), round(lag))
     written = events(tmp_path)
     assert {family(tag) for tag in written} == set(SCALARS)
     page = (ROOT / "docs" / "run_folder.md").read_text(encoding="utf-8")
