@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autoplace.report import describe_progress, describe_return
+from autoplace.report import describe_lag, describe_progress, describe_return
 from autoplace.units import format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ class LiveView:
             f"{format_duration(report.time_left_s)} left",
         )
         if report.max_policy_lag:
-            rows.add_row(
-                "lag", f"{report.policy_lag:.1f} iterations, {report.max_policy_lag} at most"
-            )
+            rows.add_row("lag", describe_lag(report.policy_lag, report.max_policy_lag))
         for lane in dict.fromkeys(lane for _, lane in self._split):
             rows.add_row(lane, self._lane(lane))
         return Group(title, self._progress(report.env_steps), rows)

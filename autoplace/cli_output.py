@@ -116,6 +116,7 @@ def json_events() -> Callback:
                     "mean_return": report.mean_return,
                     "mean_length": report.mean_length,
                     "policy_lag": report.policy_lag,
+                    "max_policy_lag": report.max_policy_lag,
                     "iteration_s": report.iteration_s,
                     "time_left_s": report.time_left_s,
                     "stage_s": stage_seconds(report.stage_s),

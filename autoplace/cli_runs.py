@@ -268,6 +268,8 @@ def _outcome(result: RunResult) -> str:
     ]
     if result.worker_restarts:
         lines.append(report.describe_restarts(result.worker_restarts))
+    if result.max_policy_lag:
+        lines.append(report.describe_lag(result.policy_lag, result.max_policy_lag))
     if result.iterations > 1:
         lines += [
             "",

@@ -147,17 +147,27 @@ def describe_return(mean_return: float | None) -> str:
     return "(no episode finished yet)" if mean_return is None else f"{mean_return:.1f}"
 
 
+def describe_lag(mean: float, maximum: int) -> str:
+    """How old the weights were that sampled; nothing where they were those that learned."""
+    if not maximum:
+        return ""
+    return f"policy lag {mean:.2f} iterations" + f" (at most {maximum})" * (mean < maximum)
+
+
 def describe_progress(report: IterationReport) -> str:
     """One line on a run that goes on."""
     if report.mean_return is None:
         returns = f"no episode finished yet (longest running {report.longest_running} steps)"
     else:
         returns = f"return {report.mean_return:.1f}"
-    return (
-        f"{report.env_steps:,} of {report.total_steps:,} steps, "
-        f"{format_rate(report.env_steps_per_s)} steps/s, {returns}, "
-        f"{format_duration(report.time_left_s)} left"
+    parts = (
+        f"{report.env_steps:,} of {report.total_steps:,} steps",
+        f"{format_rate(report.env_steps_per_s)} steps/s",
+        returns,
+        describe_lag(report.policy_lag, report.max_policy_lag),
+        f"{format_duration(report.time_left_s)} left",
     )
+    return ", ".join(part for part in parts if part)
 
 
 def describe_forecast(forecast: Forecast) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from autoplace.cli_live import LiveView, training_view
+from autoplace.report import describe_lag, describe_progress
 from autoplace.train import train
 from tests.envs.toys import Counter, register
 from tests.train.plans import Listener, make_plan
@@ -58,6 +60,19 @@ def test_the_split_of_each_lane_adds_up_to_the_whole(told: Listener) -> None:
     for lane in ("sampler", "learner"):
         (line,) = (line for line in lines if line.startswith(lane))
         assert sum(int(share) for share in re.findall(r"(\d+)%", line)) == pytest.approx(100, abs=2)
+
+
+def test_the_age_of_the_weights_that_sample_is_shown_where_they_are_not_those_that_learn(
+    told: Listener,
+) -> None:
+    lagged = dataclasses.replace(told.reports[0], policy_lag=1.5, max_policy_lag=2)
+    view = LiveView(told.starts[0])
+    view.update(told.reports[0])
+    assert "policy lag" not in " ".join(shown(view, 80)) + describe_progress(told.reports[0])
+    view.update(lagged)
+    assert "policy lag 1.50 iterations (at most 2)" in " ".join(shown(view, 80))
+    assert ", policy lag 1.50 iterations (at most 2), " in describe_progress(lagged)
+    assert describe_lag(1.0, 1) == "policy lag 1.00 iterations"
 
 
 def test_before_the_first_iteration_and_the_first_episode_there_is_something_to_see(

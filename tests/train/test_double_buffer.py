@@ -73,6 +73,7 @@ def test_a_rollout_is_sampled_with_the_weights_of_one_update_ago(env, monkeypatc
     plan = overlapped(env, normalize_rewards=True, entropy_coef=0.01)
     result = train(plan, total_steps=160, callbacks=[watching])
     assert [r.env_steps for r in watching.reports] == [32, 64, 96, 128, 160]
+    assert (result.policy_lag, result.max_policy_lag) == (0.8, 1)  # 0, 1, 1, 1, 1
     assert result.iterations == 5 and not result.interrupted
 
     # Rollouts 0..4 by W(0), W(0), W(1), W(2), W(3); the reports show W(1)..W(5), all different.
@@ -130,6 +131,17 @@ def test_a_stop_drops_what_is_in_flight_and_a_resumed_run_goes_on(tmp_path):
     assert saved.optimizer["step"].item() == 5 * 2 * 2
     assert saved.network["observation_count"].item() == 160
     assert evaluate(tmp_path, episodes=2).env_steps == 160
+
+
+def test_a_stop_counts_the_steps_that_were_learned_from_and_no_others(tmp_path):
+    """CartPole's own vector environment spends a step on each reset, in every rollout."""
+    plan = overlapped(num_envs=4, rollout_steps=64)
+    placement = dataclasses.replace(plan.placement, env_backend="vector")
+    plan = dataclasses.replace(plan, chosen=dataclasses.replace(plan.chosen, placement=placement))
+    result = train(plan, total_steps=2048, run_dir=tmp_path, callbacks=[Then(3, stop)])
+    saved = load_checkpoint(tmp_path)
+    assert result.env_steps == saved.progress.env_steps < 3 * 256
+    assert result.env_steps == saved.network["observation_count"].item()
 
 
 def test_sigint_stops_between_two_vector_steps_with_everything_saved(tmp_path):
