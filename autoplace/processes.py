@@ -96,9 +96,11 @@ class ChildProcess:
         return self._process.sentinel
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         """The operating system's number of it."""
-        return self._process.pid
+        pid = self._process.pid
+        assert pid is not None  # it was started
+        return pid
 
     @property
     def exitcode(self) -> int | None:

@@ -12,6 +12,7 @@ import torch
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
 from autoplace.envs.make import registered_spec
+from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.workers import DEADLINE_S, START_DEADLINE_S, pickled
 from autoplace.errors import EnvError, UsageError
 from autoplace.ppo.network import ActorCritic
@@ -83,6 +84,8 @@ class SamplerPool:
         self._newest = setup.iterations.start - 1  # version that the workers were told of
         self._deadline_s = setup.worker_deadline_s or DEADLINE_S
         self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
+        self._memory: MemoryWatch | None = None  # once all have started
+        self._looked_s = now()
         self._weights = devices.shared_empty((len(rollouts), network.flat.numel()))
         beats = devices.shared_empty((count + 1, _LINE), torch.int64).zero_()
         self._stopping = beats[count, :1]
@@ -122,8 +125,10 @@ class SamplerPool:
         """Receive what has come by those channels that are ready; whether anything has.
 
         Raises:
-            Exception: whatever went wrong in a sampler, with its traceback as the cause.
+            EnvError: a sampler leaks memory.
+            Exception: whatever went wrong in one, with its traceback as the cause.
         """
+        self._refuse_leaking()
         return any([self._receive(w) for w in self.workers if w.parts in ready])
 
     def check(self) -> None:
@@ -148,6 +153,9 @@ class SamplerPool:
     def take(self, iteration: int) -> list[Part]:
         """The parts of a rollout that is complete."""
         parts = [worker.complete.popleft() for worker in self.workers]
+        if self._memory is None:
+            processes = [w.process for w in self.workers if isinstance(w.process, ChildProcess)]
+            self._memory = MemoryWatch([process.pid for process in processes])
         assert all(part.iteration == iteration for part in parts), (iteration, parts)
         return parts
 
@@ -190,6 +198,15 @@ class SamplerPool:
             f"{worker.name} has not answered for {deadline_s:g} s{where}: look for an endless "
             "loop or a lock in the environment's step, reset or constructor"
         )
+
+    def _refuse_leaking(self) -> None:
+        if self._memory is None or now() - self._looked_s < LOOK_INTERVAL_S:
+            return
+        self._looked_s = now()
+        leaking = self._memory.leaking()
+        if leaking is not None:
+            index, what = leaking
+            raise EnvError(f"{self.workers[index].name} {what}")
 
     def _close(self) -> None:
         """Let every sampler close its environments, and kill those that have not."""
