@@ -18,7 +18,7 @@ from autoplace.envs import spawn_seeds
 from autoplace.errors import EnvError, RunError
 from autoplace.presets import preset_hyperparameters
 from autoplace.processes import RemoteTraceback
-from autoplace.train import StopRequested, evaluate, train
+from autoplace.train import Callback, StopRequested, evaluate, train
 from autoplace.train.checkpoint import load_checkpoint
 from autoplace.train.remote_learner import RemoteLearner
 from autoplace.workload import Hyperparameters
@@ -265,6 +265,34 @@ def test_sigint_drops_what_is_in_flight_and_saves_the_rest(tmp_path):
     assert result.interrupted and result.env_steps == 32 * result.iterations
     assert load_checkpoint(tmp_path).progress.iteration == result.iterations <= 4
     assert multiprocessing.active_children() == []
+
+
+class Memory(Callback):
+    """Resident bytes of the whole process tree, every two seconds."""
+
+    def __init__(self):
+        self.samples = []  # (seconds, env steps, bytes)
+        self.start_s = time.monotonic()
+
+    def on_iteration(self, report):
+        elapsed_s = time.monotonic() - self.start_s
+        if self.samples and elapsed_s - self.samples[-1][0] < 2.0:
+            return
+        tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        total = sum(process.memory_info().rss for process in tree)
+        self.samples.append((elapsed_s, report.env_steps, total))
+
+
+@pytest.mark.slow
+def test_memory_grows_by_less_than_1_percent_over_5_million_steps(tmp_path):
+    memory, total_steps = Memory(), 5_000_000
+    plan = planned(workers=1, rows=256, **defaults())
+    train(plan, total_steps=total_steps, run_dir=tmp_path, callbacks=[memory])
+    # After the first minute, or after a third of the steps where they take less than three.
+    warm = [n for s, steps, n in memory.samples if s > 60 or steps > total_steps / 3]
+    growth = max(warm) / warm[0] - 1
+    print(f"{memory.samples[-1][0]:.0f} s, {warm[0] / 1e6:.1f} MB, grew by {growth:.2%}")
+    assert len(warm) > 10 and growth < 0.01
 
 
 def defaults(**changes):
