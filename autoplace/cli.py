@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from autoplace.cli_options import (
     hyperparameter_options,
     json_option,
     placement_options,
+    plot_option,
 )
 from autoplace.cli_output import (
     NoteHandler,
@@ -31,7 +33,7 @@ from autoplace.cli_output import (
 )
 from autoplace.cli_planning import planned, settled
 from autoplace.cli_runs import INTERRUPTED, evaluate, train
-from autoplace.errors import AutoplaceError, EnvError, UsageError
+from autoplace.errors import AutoplaceError, CalibrationError, EnvError, UsageError
 
 
 class _Failure(click.ClickException):
@@ -79,13 +81,23 @@ def main() -> None:
         logger.addHandler(NoteHandler(logging.WARNING))
 
 
+def _draw(path: Path, plot: Callable[..., bytes], *what: object) -> None:
+    """Draw something to a file, in the format that its name asks for."""
+    from autoplace.plots import picture_format
+    from autoplace.store import write_bytes_atomic
+
+    write_bytes_atomic(path, plot(*what, picture_format(path)))
+    note(f"drawn to {path}")
+
+
 # --------------------------------------------------------------------------------------------------
 # Commands
 
 
 @main.command()
+@plot_option("what its parts can do, as it was measured, to this file")
 @json_option
-def machine(as_json: bool) -> None:
+def machine(plot_file: Path | None, as_json: bool) -> None:
     """Show what this machine has, and whether its calibration still holds."""
     from autoplace import report, store
     from autoplace.machine import detect_machine
@@ -93,6 +105,13 @@ def machine(as_json: bool) -> None:
     found = detect_machine()
     path = store.calibration_path(found)
     calibration, reason = store.stored_calibration(found)
+    if plot_file is not None:
+        if calibration is None:
+            raise CalibrationError(f"--plot draws what was measured, and {reason}")
+        from autoplace import plots
+        from autoplace.cost_model import fit_cost_model
+
+        _draw(plot_file, plots.plot_machine, calibration, fit_cost_model(calibration))
     if as_json:
         stale = [] if reason is None else [{"section": "all", "reason": reason}]
         state = {
@@ -115,6 +134,7 @@ def machine(as_json: bool) -> None:
 @click.option("--env", "envs", multiple=True, metavar="ENV", help="Time this environment too.")
 @click.option("--force", is_flag=True, help="Measure again although a stored one still holds.")
 @click.option("--output", type=FILE, help="Write to this file instead of the data folder.")
+@plot_option("what each side takes by size, and where one overtakes the other, to this file")
 @json_option
 def calibrate(
     devices: tuple[str, ...],
@@ -123,6 +143,7 @@ def calibrate(
     envs: tuple[str, ...],
     force: bool,
     output: Path | None,
+    plot_file: Path | None,
     as_json: bool,
 ) -> None:
     """Time this machine once and store what was measured."""
@@ -168,6 +189,10 @@ def calibrate(
         note("the stored calibration still holds; --force measures again")
     model = fit_cost_model(result)
     crossovers = find_crossovers(result, model)
+    if plot_file is not None:
+        from autoplace import plots
+
+        _draw(plot_file, plots.plot_crossovers, result, model)
     if as_json:
         print_json(
             {
@@ -194,6 +219,7 @@ def calibrate(
     help="Of one step of one environment, instead of a measured one.",
 )
 @click.option("--all", "every", is_flag=True, help="Show every candidate.")
+@plot_option("an iteration by lane, beside those of the other schemes, to this file")
 @click.option("--race", is_flag=True, help="Where the prediction is a tie, run both and decide.")
 @click.option(
     "--for",
@@ -206,6 +232,7 @@ def plan(
     env: str,
     env_kwargs: str | None,
     every: bool,
+    plot_file: Path | None,
     race: bool,
     trainer: str | None,
     as_json: bool,
@@ -223,6 +250,10 @@ def plan(
         result = settled(result, lambda: race)
     if race and not result.raced:
         note("not raced: the choice is clear")
+    if plot_file is not None:
+        from autoplace import plots
+
+        _draw(plot_file, plots.plot_plan, result)
     if trainer is not None:
         arguments = TRAINERS[trainer](result)
         if as_json:

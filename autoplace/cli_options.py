@@ -216,3 +216,16 @@ def _flag(name: str) -> str:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def plot_option(what: str) -> Callable[[Function], Function]:
+    """``--plot FILE``; a name that cannot be drawn to is refused before anything is measured."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+        if value is not None:
+            from autoplace.plots import picture_format
+
+            picture_format(value)
+        return value
+
+    return click.option("--plot", "plot_file", type=FILE, callback=check, help=f"Draw {what}.")

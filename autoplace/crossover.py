@@ -21,8 +21,8 @@ from autoplace.workload import NetworkSpec
 Array = NDArray[np.float64]
 
 _PER_OCTAVE = 16
-# From 8 to 4096.
-_SIZES = tuple(dict.fromkeys(round(8 * 2 ** (i / _PER_OCTAVE)) for i in range(9 * _PER_OCTAVE + 1)))
+# Sizes at which crossovers are looked for, from 8 to 4096.
+SIZES = tuple(dict.fromkeys(round(8 * 2 ** (i / _PER_OCTAVE)) for i in range(9 * _PER_OCTAVE + 1)))
 _DRAWS = 1000  # of curves, for an interval
 
 
@@ -64,32 +64,41 @@ class Crossover:
 
 def find_crossovers(calibration: Calibration, model: CostModel) -> tuple[Crossover, ...]:
     """Every crossover that the calibration can tell of."""
+    return tuple(
+        _crossover(family, calibration, model, baseline, challenger)
+        for family, baseline, challenger in compared_sides(calibration, model)
+    )
+
+
+Side = Callable[[int], Task]  # the task of a size
+
+
+def compared_sides(calibration: Calibration, model: CostModel) -> list[tuple[str, Side, Side]]:
+    """(family, baseline, challenger) of each crossover, in the order they are found in."""
     threads = sorted({m.task.threads for m in calibration.measurements if m.task.op == "matmul"})
-    found = []
+    compared: list[tuple[str, Side, Side]] = []
     for accelerator in model.devices[1:]:
         for count in dict.fromkeys((threads[0], threads[-1])):
             for residency in ("resident", "copied"):
-                sides = _matmul("cpu", count), _matmul(accelerator, 1, residency)
-                found.append(_crossover("matmul", calibration, model, *sides))
-            sides = _update("cpu", count), _update(accelerator, 1)
-            found.append(_crossover("update", calibration, model, *sides))
+                compared.append(  # noqa: PERF401 - three kinds in turn
+                    ("matmul", _matmul("cpu", count), _matmul(accelerator, 1, residency))
+                )
+            compared.append(("update", _update("cpu", count), _update(accelerator, 1)))
     if len(threads) > 1:
-        for family, side in (("matmul", _matmul), ("update", _update)):
-            sides = side("cpu", 1), side("cpu", threads[-1])
-            found.append(_crossover(family, calibration, model, *sides))
-    return tuple(found)
+        compared += [
+            (family, side("cpu", 1), side("cpu", threads[-1]))
+            for family, side in (("matmul", _matmul), ("update", _update))
+        ]
+    return compared
 
 
-_Side = Callable[[int], Task]
-
-
-def _matmul(on: str, threads: int, residency: str = "resident") -> _Side:
+def _matmul(on: str, threads: int, residency: str = "resident") -> Side:
     return lambda size: Task(
         op="matmul", device=on, threads=threads, shape=(size, size, size), residency=residency
     )
 
 
-def _update(on: str, threads: int) -> _Side:
+def _update(on: str, threads: int) -> Side:
     def task(size: int) -> Task:
         network = NetworkSpec(observation_size=17, hidden_sizes=(size, size), action_size=6)
         return Task(op="update", device=on, threads=threads, network=network, rows=256)
@@ -98,17 +107,17 @@ def _update(on: str, threads: int) -> _Side:
 
 
 def _crossover(
-    family: str, calibration: Calibration, model: CostModel, baseline: _Side, challenger: _Side
+    family: str, calibration: Calibration, model: CostModel, baseline: Side, challenger: Side
 ) -> Crossover:
-    tasks = [side(size) for side in (baseline, challenger) for size in _SIZES]
+    tasks = [side(size) for side in (baseline, challenger) for size in SIZES]
     mean, covariance = model.joint(tasks)
-    count = len(_SIZES)
+    count = len(SIZES)
     ratios = mean[count:] - mean[:count]
     # Var(b - a) = Var b + Var a - Cov(a, b) - Cov(b, a)
     between = covariance[:count, count:]
     spread = covariance[count:, count:] + covariance[:count, :count] - between - between.T
     low, high = _interval(ratios, spread)
-    task, other = baseline(_SIZES[0]), challenger(_SIZES[0])
+    task, other = baseline(SIZES[0]), challenger(SIZES[0])
     timed = _timed_ratios(calibration, baseline, challenger)
     slower = [size for size, ratio in timed if ratio > 1]
     faster = [size for size, ratio in timed if ratio < 1 and (not slower or size > slower[-1])]
@@ -147,7 +156,7 @@ def _last_crossing(curves: Array) -> Array:
     index = np.where(crossed, last, 0)
     rows = np.arange(len(curves))
     before, after = curves[rows, index], curves[rows, index + 1]
-    sizes = np.log(_SIZES)
+    sizes = np.log(SIZES)
     share = before / np.where(crossed, before - after, 1.0)
     found = np.exp(sizes[index] + share * (sizes[index + 1] - sizes[index]))
     return np.where(crossed, found, np.where(slower.any(axis=1), np.inf, 0.0))
@@ -158,7 +167,7 @@ def _within_range(size: float) -> float | None:
 
 
 def _timed_ratios(
-    calibration: Calibration, baseline: _Side, challenger: _Side
+    calibration: Calibration, baseline: Side, challenger: Side
 ) -> list[tuple[int, float]]:
     """(size, challenger over baseline) at the sizes at which both sides were timed."""
     pairs = []

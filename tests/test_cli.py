@@ -520,3 +520,21 @@ def test_supervision_can_be_told_of() -> None:
     assert "--restart-workers" in text and "--worker-deadline SECONDS" in text
     result = run("train", "CartPole-v1", "--worker-deadline", "0")
     assert result.exit_code == 2 and "0.0 is not in the range x>0" in result.stderr
+
+
+def test_pictures_are_written_where_they_are_asked_for(calibrated: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for command in (["plan", "CartPole-v1"], ["machine"], ["calibrate"]):
+        path = tmp_path / f"{command[0]}.svg"
+        result = run(*command, "--plot", str(path))
+        assert result.exit_code == 0, result.output
+        assert path.read_text().startswith("<?xml")
+        assert f"drawn to {path}" in result.stderr
+    refused = run("plan", "CartPole-v1", "--plot", str(tmp_path / "picture.docx"))
+    assert (refused.exit_code, "end the name in .png" in refused.stderr) == (2, True)
+
+
+def test_a_machine_that_was_not_measured_cannot_be_drawn(home: Path, tmp_path: Path) -> None:
+    result = run("machine", "--plot", str(tmp_path / "machine.png"))
+    assert result.exit_code == 1
+    assert "no calibration yet: run autoplace calibrate" in result.stderr

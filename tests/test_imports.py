@@ -29,7 +29,7 @@ LAYERS = (
     ("race",),
     ("close_calls",),
     ("prepare", "export"),
-    ("report",),
+    ("report", "plots"),
     (
         "cli_options",
         "cli_output",
@@ -142,6 +142,7 @@ def test_nothing_counts_cpus_that_it_may_not_use() -> None:
         "autoplace.envs",
         "autoplace.store",
         "autoplace.report",
+        "autoplace.plots",
         "autoplace.close_calls",
         "autoplace.prepare",
         "autoplace.presets",
