@@ -104,6 +104,7 @@ def _plan_workload(workload: Workload, options: Mapping[str, Any], max_policy_la
             workload,
             path=options["calibration"],
             env_step_s=options.get("env_step_time"),
+            env_backend=None if options["env_backend"] == "auto" else options["env_backend"],
             progress=progress,
             note=note,
         )

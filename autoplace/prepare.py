@@ -15,7 +15,7 @@ from autoplace import store
 from autoplace.errors import CalibrationError
 from autoplace.machine import detect_machine
 from autoplace.measurement import Calibration, Measurement, Task
-from autoplace.planner.choices import minibatch_choices
+from autoplace.planner.choices import OWN_DYNAMICS, minibatch_choices
 from autoplace.units import format_seconds, significant
 from autoplace.whatif import given_steps, scaled_steps, speed_ratio, with_steps
 from autoplace.workload import Workload
@@ -42,6 +42,7 @@ def prepare_calibration(
     *,
     path: Path | None = None,
     env_step_s: float | None = None,
+    env_backend: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
@@ -58,12 +59,13 @@ def prepare_calibration(
         workload: what is to be planned.
         path: a calibration file.
         env_step_s: seconds of one step of one environment, in place of any that was measured.
+        env_backend: one that is asked for, and timed if it never was.
         progress: told how far a calibration is.
         note: told each note as it arises.
 
     Raises:
         CalibrationError: the file cannot be read.
-        UsageError: ``env_step_s`` is no time.
+        UsageError: ``env_step_s`` is no time, or ``env_backend`` cannot run the environment.
     """
     notes: list[str] = []
 
@@ -73,6 +75,8 @@ def prepare_calibration(
 
     if path is None:
         calibration = _calibration_here(workload, progress, say, with_env=env_step_s is None)
+        if env_backend is not None and env_step_s is None:
+            calibration = _with_backend(calibration, workload, env_backend, say)
     else:
         calibration = store.read_calibration(path)
         if calibration.origin == "modelled":
@@ -122,6 +126,18 @@ def _calibration_here(
     return stored
 
 
+def _with_backend(
+    stored: Calibration, workload: Workload, backend: str, say: Callable[[str], None]
+) -> Calibration:
+    if _has_env(stored, workload, backend):
+        return stored
+    from autoplace.measure.envs import measure_backend  # imports torch
+
+    say(f"timing {workload.env.id} by the backend {backend}, {_number(workload)} envs")
+    cpus = stored.machine.usable_cpus
+    return _with(stored, measure_backend(workload.env, backend, (1, _number(workload)), cpus), say)
+
+
 def _with(
     stored: Calibration, measurements: list[Measurement], say: Callable[[str], None]
 ) -> Calibration:
@@ -169,18 +185,23 @@ def _try_to_keep(calibration: Calibration, say: Callable[[str], None]) -> None:
         say(f"not kept: {fault}")
 
 
-def _has_env(calibration: Calibration, workload: Workload) -> bool:
+def _has_env(calibration: Calibration, workload: Workload, backend: str | None = None) -> bool:
     """Whether the environment was timed, with this number or with others around it."""
-    numbers = _nums_envs(calibration, workload)
+    numbers = _nums_envs(calibration, workload, backend)
     return bool(numbers) and min(numbers) <= _number(workload) <= max(numbers)
 
 
-def _nums_envs(calibration: Calibration, workload: Workload) -> list[int]:
-    """Numbers of the environment that were timed together."""
+def _nums_envs(
+    calibration: Calibration, workload: Workload, backend: str | None = None
+) -> list[int]:
+    """Numbers of the environment that were timed together, by ``backend`` or any usual one."""
+    tasks = [m.task for m in calibration.measurements]
     return [
-        m.task.num_envs
-        for m in calibration.measurements
-        if m.task.op == "env_step" and m.task.env == workload.env
+        task.num_envs
+        for task in tasks
+        if task.op == "env_step"
+        and task.env == workload.env
+        and (task.backend not in OWN_DYNAMICS if backend is None else task.backend == backend)
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autoplace.envs.description import EnvDescription, describe, inspect_env
 from autoplace.envs.entry_point import EntryPointVectorEnv, has_entry_point
 from autoplace.envs.make import make_env
+from autoplace.envs.pool import PoolVectorEnv, has_pool
 from autoplace.envs.process import ProcessVectorEnv, Restarts
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step, VectorEnv, spawn_seeds
@@ -20,6 +21,7 @@ __all__ = [
     "Backend",
     "EntryPointVectorEnv",
     "EnvDescription",
+    "PoolVectorEnv",
     "ProcessVectorEnv",
     "Restarts",
     "Step",
@@ -31,6 +33,7 @@ __all__ = [
     "make_env",
     "make_vector_env",
     "spawn_seeds",
+    "usable_backend",
 ]
 
 log = logging.getLogger(__name__)
@@ -63,13 +66,20 @@ class Backend:
         name: as in a plan's ``env_backend``.
         make: builds one from a description, a number of environments and the rest.
         supports: whether it can run an environment.
-        has_workers: whether its environments are spread over worker processes.
+        has_workers: whether its environments are spread over worker processes, or threads.
+        has_groups: whether a part of its environments can step while another rests.
+        has_own_dynamics: whether it runs another implementation of the environments, so that it
+            is to be used only where it is asked for.
+        needs: what must be so for it to run an environment, for messages.
     """
 
     name: str
     make: Callable[[EnvDescription, int, WorkerOptions], VectorEnv]
     supports: Callable[[EnvDescription], bool] = lambda description: True
     has_workers: bool = False
+    has_groups: bool = False
+    has_own_dynamics: bool = False
+    needs: str = ""
 
 
 def _make_processes(
@@ -101,7 +111,17 @@ BACKENDS: tuple[Backend, ...] = (
         make=lambda description, n, _: EntryPointVectorEnv(description, n),
         supports=has_entry_point,
     ),
-    Backend(name="process", make=_make_processes, has_workers=True),
+    Backend(name="process", make=_make_processes, has_workers=True, has_groups=True),
+    Backend(
+        name="envpool",
+        make=lambda description, n, options: PoolVectorEnv(
+            description, n, num_threads=max(1, options.num_workers)
+        ),
+        supports=has_pool,
+        has_workers=True,
+        has_own_dynamics=True,
+        needs="the package envpool, and in it this id with the same spaces and time limit",
+    ),
 )
 
 
@@ -132,26 +152,38 @@ def make_vector_env(
         UsageError: there is no such backend, or it cannot run the environment as it is asked to.
         EnvError: an environment cannot be made.
     """
+    entry = usable_backend(backend, description)
+    if num_groups > 1 and not entry.has_groups:
+        able = " or ".join(e.name for e in BACKENDS if e.has_groups)
+        raise UsageError(
+            f"--num-groups {num_groups} needs environments in worker processes, got "
+            f"--env-backend {backend}: use {able}"
+        )
+    options = WorkerOptions(
+        num_workers=num_workers,
+        num_groups=num_groups,
+        deadline_s=deadline_s,
+        first_index=first_index,
+        restarts=restarts or Restarts(),
+    )
+    return entry.make(description, num_envs, options)
+
+
+def usable_backend(name: str, description: EnvDescription) -> Backend:
+    """The backend ``name``, which can run the environment.
+
+    Raises:
+        UsageError: there is no such backend, or it cannot.
+    """
     for entry in BACKENDS:
-        if entry.name == backend:
-            if not entry.supports(description):
-                usable = ", ".join(e.name for e in BACKENDS if e.supports(description))
-                raise UsageError(
-                    f"--env-backend {backend} cannot run {description.env.id}: use {usable}"
-                )
-            if num_groups > 1 and not entry.has_workers:
-                able = " or ".join(e.name for e in BACKENDS if e.has_workers)
-                raise UsageError(
-                    f"--num-groups {num_groups} needs environments in worker processes, got "
-                    f"--env-backend {backend}: use {able}"
-                )
-            options = WorkerOptions(
-                num_workers=num_workers,
-                num_groups=num_groups,
-                deadline_s=deadline_s,
-                first_index=first_index,
-                restarts=restarts or Restarts(),
-            )
-            return entry.make(description, num_envs, options)
+        if entry.name != name:
+            continue
+        if entry.supports(description):
+            return entry
+        usable = ", ".join(e.name for e in BACKENDS if e.supports(description))
+        needs = f" ({entry.needs})" if entry.needs else ""
+        raise UsageError(
+            f"--env-backend {name} cannot run {description.env.id}{needs}: use {usable}"
+        )
     names = ", ".join(entry.name for entry in BACKENDS)
-    raise UsageError(f"--env-backend is one of {names}, got {backend!r}: name one of them")
+    raise UsageError(f"--env-backend is one of {names}, got {name!r}: name one of them")

@@ -47,8 +47,8 @@ class EntryPointVectorEnv:
         self._rewards = np.zeros(num_envs, np.float32)
         self._ended_before = np.zeros(num_envs, np.bool_)
         self._num_steps = 0
-        self._envs = _make(description.env, num_envs)
-        mode = self._envs.metadata.get("autoreset_mode")
+        self._envs = self._make()
+        mode = self._mode(self._envs.metadata)
         if not isinstance(mode, AutoresetMode):
             raise EnvError(
                 f"a vector environment says how it resets in metadata['autoreset_mode'], got "
@@ -58,11 +58,10 @@ class EntryPointVectorEnv:
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start every environment afresh, from one seed made of all: they share one generator."""
-        seed = int(np.random.SeedSequence(list(seeds)).generate_state(1)[0])
         self._num_steps = 0
         self._ended_before[:] = False
         try:
-            observations, _ = self._envs.reset(seed=seed)
+            observations = self._reset_all(seeds)
             self._check_shapes(observations)
             self._write(observations)
         except AutoplaceError:
@@ -121,6 +120,16 @@ class EntryPointVectorEnv:
         """Free what the environments hold."""
         with contextlib.suppress(Exception):  # a broken close must not hide what happened before
             self._envs.close()
+
+    def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
+        return _make(self.description.env, self.num_envs)
+
+    def _mode(self, metadata: dict[str, Any]) -> object:
+        return metadata.get("autoreset_mode")
+
+    def _reset_all(self, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - the env's own
+        seed = int(np.random.SeedSequence(list(seeds)).generate_state(1)[0])
+        return self._envs.reset(seed=seed)[0]
 
     def _write(self, observations: Any) -> None:  # noqa: ANN401 - the env's own
         if self._flat:

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 
 from autoplace import device
-from autoplace.envs import BACKENDS, EnvDescription, inspect_env, make_vector_env, spawn_seeds
+from autoplace.envs import (
+    BACKENDS,
+    EnvDescription,
+    inspect_env,
+    make_vector_env,
+    spawn_seeds,
+    usable_backend,
+)
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.measure.timing import Probe, Series, run_probe
@@ -27,7 +34,11 @@ _WORKERS_MAY_PAY_S = 2e-4
 
 
 def env_tasks(
-    env: EnvSpec, nums_envs: Sequence[int], num_workers: Sequence[int] = ()
+    env: EnvSpec,
+    nums_envs: Sequence[int],
+    num_workers: Sequence[int] = (),
+    *,
+    backend: str | None = None,
 ) -> list[Task]:
     """One task per backend that can run ``env``, number of environments and number of workers.
 
@@ -36,16 +47,18 @@ def env_tasks(
         nums_envs: environments stepped together.
         num_workers: for backends with workers, see :func:`worker_counts`; none is timed with
             more workers than environments.
+        backend: only this one; one with dynamics of its own is timed where it is named only.
     """
     description = inspect_env(env)
     tasks = []
-    for backend in BACKENDS:
-        if not backend.supports(description):
+    for entry in BACKENDS:
+        wanted = entry.name == backend if backend is not None else not entry.has_own_dynamics
+        if not wanted or not entry.supports(description):
             continue
         for number in dict.fromkeys(nums_envs):
-            counts = [c for c in num_workers if c <= number] if backend.has_workers else [0]
+            counts = [c for c in num_workers if c <= number] if entry.has_workers else [0]
             tasks += [
-                Task(op="env_step", env=env, backend=backend.name, num_envs=number, workers=workers)
+                Task(op="env_step", env=env, backend=entry.name, num_envs=number, workers=workers)
                 for workers in dict.fromkeys(counts)
             ]
     return tasks
@@ -71,6 +84,19 @@ def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -
         tasks = env_tasks(env, nums_envs, worker_counts(usable_cpus))
         measurements += measure_env(env, [task for task in tasks if task.workers])
     return measurements
+
+
+def measure_backend(
+    env: EnvSpec, backend: str, nums_envs: Sequence[int], usable_cpus: int
+) -> list[Measurement]:
+    """Time an environment under one backend, whether it may pay or not.
+
+    Raises:
+        UsageError: there is no such backend, or it cannot run the environment.
+    """
+    usable_backend(backend, inspect_env(env))
+    workers = worker_counts(usable_cpus)
+    return measure_env(env, env_tasks(env, nums_envs, workers, backend=backend))
 
 
 def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:

@@ -15,6 +15,8 @@ from autoplace.planner.schemes import Axes
 # efficiency: mean env steps until sampled episodes of CartPole-v1 returned 450, over 10 seeds with
 # the default hyperparameters (10.8k, 10.2k, 13.6k and 24.9k steps; the first two are within noise).
 MINIBATCH_EFFICIENCY: dict[int, float] = {64: 1.0, 128: 1.0, 256: 0.75, 512: 0.41}
+# Backends that run another implementation of an environment: planned where they are named only.
+OWN_DYNAMICS = frozenset({"envpool"})
 # Chunk lengths that are considered.
 _MAX_INTERVALS = 8
 

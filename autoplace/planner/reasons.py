@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from autoplace.planner.choices import MINIBATCH_EFFICIENCY
+from autoplace.planner.choices import MINIBATCH_EFFICIENCY, OWN_DYNAMICS
 from autoplace.planner.plan import Candidate, Placement
 from autoplace.planner.schemes import Scheme
 from autoplace.units import format_percent, format_rate
@@ -16,6 +16,11 @@ def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -
     changes = []
     if scheme.policy_lag:
         changes.append(f"{scheme.name} samples with a policy one iteration old")
+    if placement.env_backend in OWN_DYNAMICS:
+        changes.append(
+            f"{placement.env_backend} steps its own implementation of {workload.env.id}, whose "
+            "physics and random numbers differ"
+        )
     if placement.num_envs != workload.hyperparameters.num_envs:
         changes.append(
             f"num_envs {placement.num_envs} instead of {workload.hyperparameters.num_envs}"

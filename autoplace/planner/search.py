@@ -15,6 +15,7 @@ from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration, Task
 from autoplace.planner import schemes as layouts
 from autoplace.planner.choices import (
+    OWN_DYNAMICS,
     calibrated_device,
     matches,
     minibatch_choices,
@@ -172,6 +173,7 @@ class _Search:
                     if m.task.op == "env_step"
                     and m.task.env == workload.env
                     and m.task.workers <= hyper.num_envs
+                    and m.task.backend not in OWN_DYNAMICS - {self._given.get("env_backend")}
                 }
             )
         )
