@@ -1,10 +1,12 @@
 """Planning again with what a run has measured.
 
 What a run saw of a stage says by what factor the model is off there, now, on this machine: every
-prediction for the same op on the same device is scaled by it. Where the whole machine is slower or
-faster, ops that the run does not use are scaled by the median of those that it does. A stage that
-is slow only because sampling and learning get in each other's way says nothing about schemes in
-which they take turns, so those are then costed as they were, and compared with what was measured.
+prediction for the same op on the same device is scaled by it, and stays so while another plan is
+run, until everything is as predicted again. Where the whole machine is slower or faster, so are ops
+that the run does not use: on the CPU by the median of those that it does, on an accelerator the
+part that the host has in them. A stage that is slow only because sampling and learning get in each
+other's way says nothing about schemes in which they take turns, so those are then costed as they
+were, and compared with what was measured.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from autoplace.cost_model import Cost, CostModel, fit_cost_model
-from autoplace.device_names import CPU
+from autoplace.device_names import CPU, is_accelerator
 from autoplace.measurement import Calibration, Task
+from autoplace.physics import physics
 from autoplace.planner.memory import Limits
 from autoplace.planner.plan import Plan
 from autoplace.planner.search import make_plan
@@ -29,6 +32,7 @@ class Observed:
     Attributes:
         plan: that it followed.
         stage_s: seconds per iteration of each (stage, lane).
+        is_off: whether any stage differs from its prediction.
         is_machine_wide: whether the whole machine is slower or faster than it was calibrated.
         is_contention: whether sampling and learning slow each other down.
         slowdown: by device, how many times its calibrated time a task of the calibration takes.
@@ -36,11 +40,13 @@ class Observed:
 
     plan: Plan
     stage_s: Mapping[tuple[str, str], float]
+    is_off: bool = True
     is_machine_wide: bool = False
     is_contention: bool = False
     slowdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+Factors = dict[tuple[str, str], float]  # measured over predicted by (op, device)
 Replan = Callable[[Observed], Plan]
 
 
@@ -58,8 +64,12 @@ def make_replanner(
     The minibatch stays as it is: a run learns the same under whatever plan it goes on.
     """
     fitted = model if model is not None else fit_cost_model(calibration)
+    known: Factors = {}
 
     def replan(observed: Observed) -> Plan:
+        if not observed.is_off:
+            known.clear()
+        known.update(_factors(observed))
         workload = observed.plan.workload
         hyper = dataclasses.replace(
             workload.hyperparameters, minibatch_rows=observed.plan.placement.minibatch_rows
@@ -71,7 +81,7 @@ def make_replanner(
             max_policy_lag=0 if observed.is_contention else max_policy_lag,
             placement=placement,
             limits=limits,
-            model=fitted if observed.is_contention else ObservedModel(fitted, observed),
+            model=(fitted if observed.is_contention else ObservedModel(fitted, observed, known)),
         )
 
     return replan
@@ -80,17 +90,22 @@ def make_replanner(
 class ObservedModel(CostModel):
     """A cost model whose predictions are scaled by what a run has measured."""
 
-    def __init__(self, model: CostModel, observed: Observed) -> None:
+    def __init__(self, model: CostModel, observed: Observed, factors: Factors) -> None:
+        """Scale ``model`` by ``factors``, and ops without one by what ``observed`` implies."""
         self.__dict__.update(model.__dict__)
-        self._factors = _factors(observed)
-        self._defaults = _defaults(observed, self._factors)
+        self._factors = factors
+        self._observed = observed
+        on_cpu = [f for (op, on), f in factors.items() if on == CPU and op != "handoff"]
+        self._cpu_factor = statistics.median(on_cpu) if on_cpu else 1.0
 
     def predict(self, tasks: Iterable[Task]) -> dict[Task, Cost]:
         """Cost each distinct task once, as it is now."""
         return {task: self._scaled(task, cost) for task, cost in super().predict(tasks).items()}
 
     def _scaled(self, task: Task, cost: Cost) -> Cost:
-        factor = self._factors.get((task.op, task.device), self._defaults.get(task.device, 1.0))
+        factor = self._factors.get((task.op, task.device))
+        if factor is None:
+            factor = self._implied_factor(task) if self._observed.is_machine_wide else 1.0
         return dataclasses.replace(
             cost,
             seconds=cost.seconds * factor,
@@ -98,8 +113,17 @@ class ObservedModel(CostModel):
             high_s=cost.high_s * factor,
         )
 
+    def _implied_factor(self, task: Task) -> float:
+        if not is_accelerator(task.device):
+            return self._cpu_factor
+        parts = physics(self.primitives, task)
+        on_device = self._observed.slowdown.get(task.device, 1.0)
+        host = [self._cpu_factor] * len(parts.host_s)
+        device = [on_device] * (len(parts.device_s) + len(parts.tail_s))
+        return parts.total_s([*host, *device]) / parts.total_s([1.0] * len(parts.flat))
 
-def _factors(observed: Observed) -> dict[tuple[str, str], float]:
+
+def _factors(observed: Observed) -> Factors:
     """Measured over predicted by (op, device)."""
     placement = observed.plan.placement
     where = {
@@ -118,14 +142,3 @@ def _factors(observed: Observed) -> dict[tuple[str, str], float]:
         if stage.name in where and measured_s > 0 and stage.total_s > 0:
             factors[where[stage.name]] = measured_s / stage.total_s
     return factors
-
-
-def _defaults(observed: Observed, factors: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """By device, the factor of ops that the run does not use."""
-    if not observed.is_machine_wide:
-        return {}
-    seen: dict[str, list[float]] = {}
-    for (op, device), factor in factors.items():
-        if op != "handoff":
-            seen.setdefault(device, []).append(factor)
-    return {**observed.slowdown, **{on: statistics.median(found) for on, found in seen.items()}}

@@ -114,6 +114,7 @@ class Check:
         return Observed(
             plan=self.plan,
             stage_s=self.stage_s,
+            is_off=bool(self.deviations),
             is_machine_wide=bool(kinds & {"quota", "load", "slower", "faster"}),
             is_contention="contention" in kinds,
             slowdown=self.evidence.slowdown,

@@ -14,13 +14,15 @@ from autoplace.device import charge, torch_threads
 from autoplace.measure.probes import build_probe
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Measurement, Task
-from autoplace.planner.observed import Observed
+from autoplace.planner.observed import Observed, make_replanner
 from autoplace.planner.plan import Plan, Stage
+from autoplace.planner.search import make_plan as plan_for
 from autoplace.train import Callback, IterationReport, self_check, train
 from autoplace.train.checkpoint import load_checkpoint
 from autoplace.train.self_check import Check
 from autoplace.train.witness import Evidence, retime
-from tests.emulated import EmulatedMachine
+from tests.emulated import EmulatedMachine, load_spec
+from tests.emulated.recover import calibrate_machine, env_of, workload_of
 from tests.emulated.spec import AcceleratorSpec, CpuSpec, MachineSpec
 from tests.envs.toys import Counter, Stateless, register
 from tests.train.plans import Listener, make_plan
@@ -261,3 +263,26 @@ def test_the_run_stays_where_the_change_would_not_pay() -> None:
     assert not found.pays(free, iterations_left=10, switch_s=6 * gain_s)  # saves less than twice
     same = dataclasses.replace(here, chosen=dataclasses.replace(here.chosen, iteration_s=0.0))
     assert not found.pays(same, iterations_left=10**6, switch_s=0.0)
+
+
+@pytest.mark.slow
+def test_load_on_the_cpu_moves_a_calibrated_run_to_the_accelerator_to_stay() -> None:
+    spec = load_spec("desktop_fast_gpu")
+    work = next(work for work in spec.workloads if work.name == "big net")
+    calibration = calibrate_machine(spec, [env_of(work)], quick=True)
+    plan = plan_for(calibration, workload_of(work), scheme="cpu")
+    checks = Checks()
+    with EmulatedMachine(spec, dry=True) as on:
+        load = At(6, lambda: setattr(on.clock, "competing_load", 30.0))
+        result = train(
+            plan,
+            total_steps=30 * plan.workload.hyperparameters.rollout_rows,
+            callbacks=[checks, load],
+            witness=EmulatedWitness(on),
+            replan=make_replanner(calibration, max_policy_lag=0),
+        )
+    assert result.switches == 1 and result.plan is not None
+    assert result.plan.placement.learn_device == D
+    assert result.plan.placement.minibatch_rows == plan.placement.minibatch_rows
+    loaded = checks.checks[0].iteration_s
+    assert checks.reports[-1].iteration_s < 0.9 * loaded  # though the load has not gone
