@@ -1,6 +1,6 @@
 """Compares a published guide to placing PPO with the plans for the machine it was written on.
 
-    python calibration/guide.py > calibration/guide.txt
+    python -m calibration.guide > calibration/guide.txt
 
 The guide (RTX 3090, Ryzen 9 5950X) names neither its environments nor its rollouts. Taken here: 17
 observations, 6 continuous actions, 32 environments of 50 us a step, rollouts of 1,024 steps, 10

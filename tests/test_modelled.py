@@ -31,7 +31,7 @@ def figures() -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_is_what_the_script_makes_of_the_figures(name: str) -> None:
     stored, made = store.read_calibration(modelled.path_of(name)), modelled.calibration(name)
-    remedy = "run python calibration/modelled.py"
+    remedy = "run python -m calibration.modelled"
     assert list(stored.by_task) == list(made.by_task), remedy
     for task, measurement in made.by_task.items():
         assert stored.by_task[task].median_s == pytest.approx(measurement.median_s, 1e-6), remedy
