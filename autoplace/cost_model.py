@@ -102,7 +102,7 @@ class CostModel:
             else:
                 groups[_kind(task)].append(measurement)
         self._errors = {
-            **{m.task: UNTIMED_ERROR for m in calibration.measurements},
+            **{m.task: _UNSAMPLED_ERRORS[m.origin] for m in calibration.measurements},
             **standard_errors(calibration.measurements),
         }
         self._corrections = {
@@ -239,6 +239,8 @@ class CostModel:
 
 # What a cost is called that was taken as it stands, by the origin of the measurement.
 _SOURCES = {"measured": "measured", "scaled": "extrapolated", "given": "given"}
+# Relative standard errors of times that have no samples of their own to tell it.
+_UNSAMPLED_ERRORS = {"measured": UNTIMED_ERROR, "scaled": UNTIMED_ERROR, "given": 0.0}
 
 
 def _as_modelled(cost: Cost) -> Cost:
