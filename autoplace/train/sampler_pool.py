@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
+from autoplace.envs import BACKENDS
 from autoplace.envs.make import registered_spec
 from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.workers import DEADLINE_S, START_DEADLINE_S, pickled
@@ -23,6 +25,8 @@ from autoplace.train.sampler_process import SamplerFailure, SamplerJob, run_samp
 
 if TYPE_CHECKING:
     from autoplace.train.schemes.base import Setup
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0  # for a sampler to close its environments
 _LINE = 8  # int64 in a cache line, so that no two samplers write to the same one
@@ -65,7 +69,8 @@ class SamplerPool:
             rollouts: as many as versions of the weights are kept, in shared memory.
 
         Raises:
-            UsageError: the number of workers does not divide that of the environments.
+            UsageError: the number of workers does not divide that of the environments, or these
+                would step in processes of their own.
             EnvError: the environment cannot be sent to another process.
         """
         placement, num_envs = setup.placement, setup.hyperparameters.num_envs
@@ -75,6 +80,14 @@ class SamplerPool:
                 f"--num-workers must divide the {num_envs} environments of scheme async, "
                 f"got {count}: use a divisor"
             )
+        if any(entry.has_workers for entry in BACKENDS if entry.name == placement.env_backend):
+            within = " or ".join(entry.name for entry in BACKENDS if not entry.has_workers)
+            raise UsageError(
+                "the samplers of scheme async step their environments themselves, got "
+                f"--env-backend {placement.env_backend}: use {within}"
+            )
+        if setup.restarts.allowed:
+            log.warning("--restart-workers: a sampler of scheme async that is lost ends the run")
         env = pickled(
             (setup.description, registered_spec(setup.description.env)), setup.description.env.id
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -202,3 +204,11 @@ def test_a_stopped_run_goes_on_with_fresh_environments(tmp_path: object) -> None
 def test_workers_that_do_not_divide_the_environments_are_refused(workers: int) -> None:
     with pytest.raises(UsageError, match=f"--num-workers must divide the 4 .* got {workers}: use"):
         trained(planned(workers=workers))
+
+
+def test_samplers_that_would_need_processes_for_their_environments_are_refused() -> None:
+    plan = planned()
+    placement = dataclasses.replace(plan.placement, env_backend="process")
+    chosen = dataclasses.replace(plan.chosen, placement=placement)
+    with pytest.raises(UsageError, match="got --env-backend process: use sync or vector"):
+        train(dataclasses.replace(plan, chosen=chosen), total_steps=64)
