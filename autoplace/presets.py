@@ -15,6 +15,12 @@ from autoplace.errors import UsageError
 # https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml
 _RL_ZOO = "RL Baselines3 Zoo, hyperparams/ppo.yml"
 
+# Schulman et al. 2017, table 3: 2,048 steps a rollout, 10 epochs, minibatches of 64, Adam 3e-4,
+# gamma 0.99, lambda 0.95, clip range 0.2. Here 8 environments share the 2,048 steps, observations
+# and rewards are normalised and the step size falls to 0 (Engstrom et al. 2020, section 3).
+_MUJOCO = {"num_envs": 8, "rollout_steps": 256, "minibatch_rows": 64}
+_PAPER = "Schulman et al. 2017, table 3, with 8 environments"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
@@ -36,6 +42,18 @@ class Preset:
     def name(self) -> str:
         """As ``--preset`` takes it."""
         return self.env.lower()
+
+
+def _mujoco(env: str, returned: str | None, **values: Any) -> Preset:  # noqa: ANN401
+    """The paper's values; ``returned`` is what the deterministic policy of -v5 came to."""
+    shown = "not tried here" if returned is None else f"returned {returned}"
+    changed = "".join(f", {name} {value} as in {_RL_ZOO}" for name, value in values.items())
+    return Preset(
+        env=env,
+        values={**_MUJOCO, **values},
+        total_steps=1_000_000,
+        source=f"{_PAPER}{changed}; {shown}",
+    )
 
 
 PRESETS: tuple[Preset, ...] = (
@@ -84,6 +102,45 @@ PRESETS: tuple[Preset, ...] = (
         total_steps=1_000_000,
         source=_RL_ZOO,
     ),
+    Preset(
+        env="LunarLander",
+        values={
+            "num_envs": 16,
+            "rollout_steps": 1024,
+            "minibatch_rows": 64,
+            "epochs": 4,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "entropy_coef": 0.01,
+            "normalize_observations": False,
+            "normalize_rewards": False,
+            "anneal_learning_rate": False,
+        },
+        total_steps=1_000_000,
+        source=f"{_RL_ZOO}; not tried here",
+    ),
+    Preset(
+        env="BipedalWalker",
+        values={
+            "num_envs": 32,
+            "rollout_steps": 2048,
+            "minibatch_rows": 64,
+            "gamma": 0.999,
+            "clip_range": 0.18,
+            "anneal_learning_rate": False,
+        },
+        total_steps=5_000_000,
+        source=f"{_RL_ZOO}; not tried here",
+    ),
+    _mujoco("Hopper", "3,414, 3,437 and 3,454 after 1M steps, seeds 0 to 2"),
+    _mujoco("HalfCheetah", "2,574, 1,706 and 1,821 after 1M steps, seeds 0 to 2"),
+    _mujoco("Walker2d", "4,611 after 1M steps, seed 0"),
+    _mujoco("Ant", "570 after 1M steps, seed 0"),
+    _mujoco("Swimmer", "153 after 1M steps, seed 0", gamma=0.9999),
+    _mujoco("Reacher", None),
+    _mujoco("InvertedPendulum", None),
+    _mujoco("InvertedDoublePendulum", None),
+    _mujoco("Humanoid", None),
 )
 
 
