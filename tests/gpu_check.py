@@ -1,0 +1,197 @@
+"""Ten minutes on a machine with an accelerator: the gpu tests, a calibration, races, short runs.
+
+    python tests/gpu_check.py --output DIR [--device cuda:0] [--minutes 10]
+
+Needs no network. Everything that is measured is written below DIR; a short table is printed last.
+`--device cpu` is a dry run of the same steps where there is no accelerator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CATCH = f"{ROOT / 'tests' / 'gpu_check_env.py'}:make_env"
+
+# (name, environment, options): a small perceptron, a wide one, convolutions on 84 x 84 images.
+WORKLOADS = (
+    ("64x64", "CartPole-v1", ()),
+    ("256x256", "Pendulum-v1", ("--hidden-sizes", "256,256", "--minibatch-rows", "512")),
+    ("NatureCNN", CATCH, ("--epochs", "4", "--minibatch-rows", "256")),
+)
+SCHEMES = ("cpu", "hybrid", "gpu", "double-buffer")
+# Of the time there is: calibration, each race, each run; the tests take what they take.
+CALIBRATION_SHARE, RACE_SHARE, RUN_SHARE = 0.1, 0.1, 0.06
+
+
+@dataclass
+class Step:
+    """A step of the check and what came of it."""
+
+    name: str
+    outcome: str
+    seconds: float
+
+
+class Check:
+    """Runs steps one after the other and goes on where one fails."""
+
+    def __init__(self, output: Path, device: str, minutes: float) -> None:
+        self.output, self.device = output, device
+        self.end_s = time.monotonic() + 60 * minutes
+        self.total_s = 60 * minutes
+        self.steps: list[Step] = []
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "AUTOPLACE_HOME": str(output / "home"),
+            "AUTOPLACE_TEST_DEVICE": device,
+        }
+
+    @property
+    def left_s(self) -> float:
+        return self.end_s - time.monotonic()
+
+    def run(self, name: str, *command: str, share: float = 1.0) -> str | None:
+        """Standard output of a command, ``None`` where it failed or there was no time left."""
+        limit_s = min(self.left_s, 3 * share * self.total_s)
+        if limit_s < 5:
+            self.steps.append(Step(name, "no time left", 0.0))
+            return None
+        print(f"... {name}", flush=True)
+        start_s = time.monotonic()
+        log = self.output / f"{name.replace(' ', '-')}.log"
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=self.env,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            log.write_bytes((error.stdout or b"") + (error.stderr or b""))
+            self.steps.append(Step(name, f"stopped after {limit_s:.0f} s", limit_s))
+            return None
+        log.write_text(done.stdout + done.stderr, encoding="utf-8")
+        spent_s = time.monotonic() - start_s
+        if done.returncode:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+            self.steps.append(Step(name, f"exit code {done.returncode}: {last[0][:90]}", spent_s))
+            return None
+        self.steps.append(Step(name, "done", spent_s))
+        return done.stdout
+
+    def describe(self, text: str) -> None:
+        """Put what a step found in place of its outcome."""
+        self.steps[-1].outcome = text
+
+
+def check_tests(check: Check) -> None:
+    command = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests")
+    printed = check.run("gpu tests", *command)
+    if printed is not None:
+        check.describe(printed.strip().splitlines()[-1])
+
+
+def check_calibration(check: Check) -> Path | None:
+    budget_s = CALIBRATION_SHARE * check.total_s
+    path = check.output / "calibration.json"
+    devices = [word for name in {"cpu", check.device} for word in ("--device", name)]
+    envs = [word for _, env, _ in WORKLOADS for word in ("--env", env)]
+    printed = check.run(
+        "calibrate",
+        *("-m", "autoplace", "calibrate", *devices, *envs, "--force", "--json"),
+        *("--budget", f"{budget_s:.0f}"),
+        share=CALIBRATION_SHARE,
+    )
+    if printed is None:
+        return None
+    result = json.loads(printed)
+    (check.output / "crossovers.json").write_text(printed, encoding="utf-8")
+    stored = next((check.output / "home").glob("calibrations/*.json"))
+    path.write_bytes(stored.read_bytes())
+    errors = ", ".join(f"{name} {error:.0%}" for name, error in result["op_error"].items())
+    check.describe(f"{len(result['crossovers'])} crossovers; errors {errors}")
+    return path
+
+
+def check_race(check: Check, name: str, env: str, options: tuple[str, ...]) -> None:
+    seconds = RACE_SHARE * check.total_s / (2 * len(SCHEMES))
+    printed = check.run(
+        f"compare {name}",
+        *("-m", "autoplace", "compare", env, *options, "--seconds", f"{seconds:.1f}", "--json"),
+        share=RACE_SHARE,
+    )
+    if printed is None:
+        return
+    (check.output / f"compare-{name}.json").write_text(printed, encoding="utf-8")
+    result = json.loads(printed)
+    shown = [
+        f"{row['scheme']} {row['predicted_env_steps_per_s']:,.0f}|"
+        f"{row['measured_env_steps_per_s']:,.0f}"
+        for row in result["candidates"]
+    ]
+    check.describe(
+        f"regret {result['regret_fraction']:.1%} (noise {result['noise_fraction']:.1%}), "
+        f"steps/s predicted|measured: {', '.join(shown)}"
+    )
+
+
+def check_run(check: Check, scheme: str) -> None:
+    given = () if scheme in ("cpu",) else ("--device", check.device)
+    printed = check.run(
+        f"train {scheme}",
+        *("-m", "autoplace", "train", "CartPole-v1", "--scheme", scheme, *given, "--no-race"),
+        *("--total-steps", "20000", "--run-dir", str(check.output / f"run-{scheme}"), "--json"),
+        share=RUN_SHARE,
+    )
+    if printed is not None:
+        last = json.loads(printed.strip().splitlines()[-1])
+        check.describe(
+            f"{last['env_steps_per_s']:,.0f} steps/s, mean return {last['mean_return']:.0f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("gpu-check"))
+    parser.add_argument("--device", default="cuda:0", help="cpu for a dry run")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    args = parser.parse_args()
+    output = args.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+
+    check = Check(output, args.device, args.minutes)
+    machine = check.run("machine", "-m", "autoplace", "machine", "--json")
+    if machine is not None:
+        (output / "machine.json").write_text(machine, encoding="utf-8")
+        cards = [card["name"] for card in json.loads(machine)["accelerators"] if card["usable"]]
+        check.describe(", ".join(cards) or "no usable accelerator")
+    check_calibration(check)
+    for name, env, options in WORKLOADS:
+        check_race(check, name, env, options)
+    is_dry = args.device == "cpu"
+    for scheme in ("cpu", "double-buffer") if is_dry else SCHEMES:
+        check_run(check, scheme)
+    check_tests(check)
+
+    rows = [f"{step.name:<20}{step.seconds:6.0f} s  {step.outcome}" for step in check.steps]
+    table = "\n".join(rows)
+    (output / "summary.txt").write_text(table + "\n", encoding="utf-8")
+    print(f"\n{table}\nwritten to {output}")
+    failed = [step for step in check.steps if step.outcome.startswith(("exit", "stopped", "no "))]
+    sys.exit(1 if failed and not is_dry else 0)
+
+
+if __name__ == "__main__":
+    main()
