@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from autoplace.engines import ENGINES
+from autoplace.engines import ENGINES, PRECISIONS
 from autoplace.workload import IMAGE_READINGS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -131,6 +131,17 @@ def placement_options(function: Function) -> Function:
                 default="auto",
                 show_default=True,
                 help="How steps are executed: eager torch, or numpy for perceptrons on the CPU.",
+            ),
+            click.option(
+                "--precision",
+                type=click.Choice(tuple(PRECISIONS)),
+                help="Of gradient steps; fp32 if not given, since others change what is learned.",
+            ),
+            click.option(
+                "--accumulation-steps",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="Backward passes that make one gradient step, to need less memory.",
             ),
             click.option(
                 "--max-policy-lag",

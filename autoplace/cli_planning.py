@@ -79,6 +79,8 @@ def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
         "learn_threads": options["learn_threads"],
         "num_workers": options["num_workers"],
         "num_groups": options["num_groups"],
+        "precision": options["precision"],
+        "accumulation_steps": options["accumulation_steps"],
     }
     if options["device"] not in (None, "auto"):
         given["device"] = options["device"]

@@ -284,6 +284,17 @@ def empty_cache(device: str) -> None:
 
 
 @contextlib.contextmanager
+def fast_matmuls() -> Iterator[None]:
+    """Let float32 matrix products of an accelerator round their inputs to TF32 inside the block."""
+    previous = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(previous)
+
+
+@contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """Run the block with ``count`` threads in torch and numpy, and put the old numbers back.
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from autoplace import device
-from autoplace.engines import EAGER
+from autoplace.engines import EAGER, PRECISIONS
 from autoplace.measure.timing import Probe, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
@@ -258,7 +258,10 @@ def _update(task: Task) -> Probe:
         hidden_sizes=spec.hidden_sizes,
         learning_rate=1e-9,  # weights stay as they are, however often it is timed
     )
-    updater = make_updater(_network(spec, on, task.engine), hyper, minibatch_rows=rows)
+    precision = next(name for name, dtype in PRECISIONS.items() if dtype == task.dtype)
+    updater = make_updater(
+        _network(spec, on, task.engine), hyper, minibatch_rows=rows, precision=precision
+    )
     indices = torch.split(torch.randperm(num_rows, generator=generator).to(on), rows)
     count = 0
 

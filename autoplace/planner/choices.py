@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from autoplace.device_names import canonical_device
+from autoplace.device_names import CPU, canonical_device
+from autoplace.engines import FP32, PRECISIONS, precision_problem
 from autoplace.errors import UsageError
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes import Axes
@@ -82,6 +83,21 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
             f"--engine is one that was timed and can run the network ({', '.join(axes.engines)}), "
             f"got {engine}: leave it to auto, or run `autoplace calibrate` again"
         )
+    precision, passes = given.get("precision", FP32), given.get("accumulation_steps", 1)
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"--precision is one of {', '.join(PRECISIONS)}, got {precision}: name one"
+        )
+    if not axes.accelerators and precision_problem(str(precision), CPU):
+        raise UsageError(
+            f"--precision {precision} is of accelerators, and none was calibrated here: "
+            "use fp32 or bf16"
+        )
+    if not 1 <= int(str(passes)) <= min(axes.minibatch_rows):
+        raise UsageError(
+            "--accumulation-steps is between 1 and the rows of a minibatch, got "
+            f"{passes}: change it"
+        )
     interval = given.get("transfer_interval_steps")
     if interval is not None and not 1 <= int(str(interval)) <= steps:
         raise UsageError(
@@ -121,6 +137,8 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
         env_backends=backends,
         usable_cpus=axes.usable_cpus,
         engines=axes.engines if engine is None else (str(engine),),
+        precision=str(precision),
+        accumulation_steps=int(str(passes)),
     )
 
 

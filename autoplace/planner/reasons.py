@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from autoplace.engines import FP32
 from autoplace.planner.choices import MINIBATCH_EFFICIENCY, OWN_DYNAMICS
 from autoplace.planner.plan import Candidate, Placement
 from autoplace.planner.schemes import Scheme
@@ -25,6 +26,8 @@ def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -
         changes.append(
             f"num_envs {placement.num_envs} instead of {workload.hyperparameters.num_envs}"
         )
+    if placement.precision != FP32:
+        changes.append(f"gradient steps compute in {placement.precision}")
     return tuple(changes)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from autoplace.engines import NUMPY
+from autoplace.engines import FP32, NUMPY
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.numpy_policy_step import NumpyPolicyStep
 from autoplace.ppo.numpy_update import NumpyUpdater
@@ -24,8 +24,21 @@ def make_policy_step(network: ActorCritic) -> Act:
 
 
 def make_updater(
-    network: ActorCritic, hyperparameters: Hyperparameters, *, minibatch_rows: int
+    network: ActorCritic,
+    hyperparameters: Hyperparameters,
+    *,
+    minibatch_rows: int,
+    precision: str = FP32,
+    accumulation_steps: int = 1,
 ) -> Updater:
-    """What takes gradient steps."""
-    kind = NumpyUpdater if network.engine == NUMPY else Updater
-    return kind(network, hyperparameters, minibatch_rows=minibatch_rows)
+    """What takes gradient steps, see :class:`autoplace.ppo.update.Updater`."""
+    if network.engine == NUMPY:
+        assert (precision, accumulation_steps) == (FP32, 1)
+        return NumpyUpdater(network, hyperparameters, minibatch_rows=minibatch_rows)
+    return Updater(
+        network,
+        hyperparameters,
+        minibatch_rows=minibatch_rows,
+        precision=precision,
+        accumulation_steps=accumulation_steps,
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from autoplace.engines import FP32
 from autoplace.errors import RunError
+from autoplace.ppo.arithmetic import Arithmetic
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.distribution import entropy as mean_entropy
 from autoplace.ppo.distribution import log_prob
@@ -61,11 +63,29 @@ class Updater:
     """
 
     def __init__(
-        self, network: ActorCritic, hyperparameters: Hyperparameters, *, minibatch_rows: int
+        self,
+        network: ActorCritic,
+        hyperparameters: Hyperparameters,
+        *,
+        minibatch_rows: int,
+        precision: str = FP32,
+        accumulation_steps: int = 1,
     ) -> None:
+        """Take gradient steps on ``network``.
+
+        Args:
+            network: its weights are changed in place.
+            hyperparameters: of the loss.
+            minibatch_rows: rows of one gradient step.
+            precision: of passes and matrix products, a key of :data:`autoplace.engines.PRECISIONS`.
+            accumulation_steps: backward passes that a minibatch is cut into, so that only a part
+                of its activations is held at once; the gradient is the same to rounding.
+        """
         self.network = network
         self.hyperparameters = hyperparameters
         self.minibatch_rows = minibatch_rows
+        self._accumulation_steps = accumulation_steps
+        self._arithmetic = Arithmetic(precision, network.flat.device.type)
         weights = network.flat[: network.num_trainable]
         self._flat = torch.nn.Parameter(weights)
         self._gradient = torch.zeros_like(weights)
@@ -95,13 +115,35 @@ class Updater:
             index: rows of the minibatch.
             measure: whether its loss terms are added to the metrics.
         """
+        hyper = self.hyperparameters
+        observations, actions, old_log_probs, advantages, returns = batch.gather(index)
+        gathered = [observations, actions, old_log_probs, advantages, returns]
+        if hyper.value_clip is not None:
+            gathered.append(returns - advantages)  # the values that acted
+        if hyper.normalize_advantages:
+            gathered[3] = standardize(advantages)
+        self._gradient.zero_()
+        terms: tuple[Tensor, ...] = ()
+        with self._arithmetic.matmuls():
+            for part in _parts(gathered, self._accumulation_steps):
+                found = self._backward(part, len(part[0]) / len(index), measure=measure)
+                terms = tuple(map(torch.add, terms, found)) if terms else found
+        self._arithmetic.unscale(self._optimizer)
+        norm = torch.linalg.vector_norm(self._gradient)
+        if measure:
+            with torch.no_grad():
+                self._metrics += torch.stack((*terms, self._arithmetic.norm_to_report(norm)))
+        self._gradient.mul_((hyper.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._arithmetic.step(self._optimizer)
+
+    def _backward(
+        self, part: Sequence[Tensor], share: float, *, measure: bool
+    ) -> tuple[Tensor, ...]:
+        """Add the gradient of ``share`` of a minibatch; its loss terms where they are wanted."""
         hyper, network = self.hyperparameters, self.network
         heads = network.spec.action_heads
-        observations, actions, old_log_probs, advantages, returns = batch.gather(index)
-        old_values = returns - advantages if hyper.value_clip is not None else None
-        if hyper.normalize_advantages:
-            advantages = standardize(advantages)
-        outputs, values = network.both(observations)
+        observations, actions, old_log_probs, advantages, returns, *old_values = part
+        outputs, values = self._arithmetic.passes(network, observations)
         entropy = mean_entropy(outputs, network.log_std, heads) if hyper.entropy_coef else None
         loss = ppo_loss(
             log_prob(outputs, network.log_std, actions, heads),
@@ -110,24 +152,23 @@ class Updater:
             values,
             returns,
             entropy,
-            old_values,
+            *old_values,
             clip_range=hyper.clip_range,
             value_clip=hyper.value_clip,
             value_coef=hyper.value_coef,
             entropy_coef=hyper.entropy_coef,
         )
-        self._gradient.zero_()
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        norm = torch.linalg.vector_norm(self._gradient)
-        if measure:
-            with torch.no_grad():
-                if entropy is None:
-                    entropy = mean_entropy(outputs, network.log_std, heads)
-                kl = approximate_kl(loss.ratio, loss.log_ratio)
-                clipped = clip_fraction(loss.ratio, hyper.clip_range)
-                self._metrics += torch.stack((loss.policy, loss.value, entropy, kl, clipped, norm))
-        self._gradient.mul_((hyper.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self._optimizer.step()
+        total = loss.total if share == 1.0 else loss.total * share
+        self._arithmetic.scale(total).backward()  # type: ignore[no-untyped-call]
+        if not measure:
+            return ()
+        with torch.no_grad():
+            if entropy is None:
+                entropy = mean_entropy(outputs, network.log_std, heads)
+            kl = approximate_kl(loss.ratio, loss.log_ratio)
+            clipped = clip_fraction(loss.ratio, hyper.clip_range)
+            terms = loss.policy, loss.value, entropy, kl, clipped
+            return terms if share == 1.0 else tuple(term * share for term in terms)
 
     def update(
         self, batch: Batch, permutations: Sequence[Tensor], *, learning_rate: float, iteration: int
@@ -228,3 +269,12 @@ def restrict(permutation: Tensor, num_rows: int) -> Tensor:
     It is as random as the longer one, and draws need not know how many rows there will be.
     """
     return permutation[permutation < num_rows]
+
+
+def _parts(tensors: Sequence[Tensor], count: int) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of several tensors in ``count`` parts of about the same size, none empty."""
+    count = min(count, len(tensors[0]))
+    if count == 1:
+        yield tuple(tensors)
+        return
+    yield from zip(*(torch.tensor_split(tensor, count) for tensor in tensors), strict=True)

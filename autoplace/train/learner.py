@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.engines import FP32
 from autoplace.ppo.batch import make_batch
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
@@ -72,13 +73,21 @@ class Learner:
         hyperparameters: Hyperparameters,
         *,
         minibatch_rows: int,
+        precision: str = FP32,
+        accumulation_steps: int = 1,
         device: str,
         threads: int,
         timer: StageTimer,
     ) -> None:
         self.network = network
         self.device = device
-        self.updater = make_updater(network, hyperparameters, minibatch_rows=minibatch_rows)
+        self.updater = make_updater(
+            network,
+            hyperparameters,
+            minibatch_rows=minibatch_rows,
+            precision=precision,
+            accumulation_steps=accumulation_steps,
+        )
         self.reward_normalizer = (
             RewardNormalizer(
                 num_envs=hyperparameters.num_envs, gamma=hyperparameters.gamma, device=device

@@ -38,6 +38,8 @@ class Job:
         spec: of the network.
         hyperparameters: how PPO learns.
         minibatch_rows: of one gradient step.
+        precision: of its passes.
+        accumulation_steps: backward passes that make one gradient step.
         device: where it learns.
         threads: intra-op threads of torch.
         engine: of the learner's steps.
@@ -51,6 +53,8 @@ class Job:
     spec: NetworkSpec
     hyperparameters: Hyperparameters
     minibatch_rows: int
+    precision: str
+    accumulation_steps: int
     device: str
     threads: int
     engine: str
@@ -170,6 +174,8 @@ class _Server:
             views.network,
             hyper,
             minibatch_rows=job.minibatch_rows,
+            precision=job.precision,
+            accumulation_steps=job.accumulation_steps,
             device=job.device,
             threads=job.threads,
             timer=self._timer,

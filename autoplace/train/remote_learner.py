@@ -101,6 +101,8 @@ class RemoteLearner:
             spec=network.spec,
             hyperparameters=hyper,
             minibatch_rows=placement.minibatch_rows,
+            precision=placement.precision,
+            accumulation_steps=placement.accumulation_steps,
             device=device,
             threads=placement.learn_threads,
             engine=engine_on(network.engine, device),

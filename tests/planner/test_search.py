@@ -302,3 +302,29 @@ def test_no_more_workers_are_proposed_than_there_are_environments() -> None:
     assert many.placement.num_workers == 2
     one = make_plan(calibration, workload(num_envs=1), scheme="cpu")
     assert {c.placement.num_workers for c in one.candidates} == {0, 1}
+
+
+def test_a_given_precision_and_parts_are_kept_costed_and_said():
+    calibration = make_calibration(Truth(), env=ENV)
+    given = {"precision": "bf16", "accumulation_steps": 2}
+    plan = make_plan(calibration, workload(minibatch_rows=64), placement=given)
+    assert (plan.placement.precision, plan.placement.accumulation_steps) == ("bf16", 2)
+    update = next(stage for stage in plan.chosen.stages if stage.name == "update")
+    assert update.source == "extrapolated"  # nothing was timed in bf16
+    assert "gradient steps compute in bf16" in plan.changes_learning
+    free = make_plan(calibration, workload(minibatch_rows=64))
+    assert (free.placement.precision, free.placement.accumulation_steps) == ("fp32", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"precision": "int8"}, "--precision is one of fp32"),
+        ({"precision": "tf32"}, "--precision tf32 is of accelerators"),
+        ({"accumulation_steps": 65}, "--accumulation-steps is between 1 and the rows"),
+    ],
+)
+def test_a_precision_or_parts_that_cannot_be_are_refused(given, problem):
+    calibration = make_calibration(Truth(), env=ENV)
+    with pytest.raises(UsageError, match=problem):
+        make_plan(calibration, workload(minibatch_rows=64), placement=given)

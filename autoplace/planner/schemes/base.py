@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autoplace.engines import engine_on
+from autoplace.engines import EAGER, FP32, engine_on, precision_problem
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
 from autoplace.workload import Workload
@@ -60,6 +60,8 @@ class Axes:
         env_backends: (vector backend, worker processes) with a measured step time.
         usable_cpus: cores that samplers and learners at work together may share out.
         engines: ways to execute the trainer's steps that have timings.
+        precision: of gradient steps; never chosen, since it changes what is learned.
+        accumulation_steps: backward passes that make one gradient step, likewise.
     """
 
     accelerators: tuple[str, ...]
@@ -70,6 +72,8 @@ class Axes:
     env_backends: tuple[tuple[str, int], ...]
     usable_cpus: int = 1
     engines: tuple[str, ...] = ("eager",)
+    precision: str = FP32
+    accumulation_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,10 @@ def combinations(
     ):
         if all(engine_on(engine, on) != engine for on in where[:2]):
             continue  # it would run nothing
+        if engine != EAGER and (axes.precision, axes.accumulation_steps) != (FP32, 1):
+            continue  # other engines have neither
+        if precision_problem(axes.precision, where.learn_device):
+            continue
         yield Placement(
             device=where.learn_device,
             sample_device=where.sample_device,
@@ -121,4 +129,6 @@ def combinations(
             sample_threads=where.sample_threads,
             learn_threads=where.learn_threads,
             engine=engine,
+            precision=axes.precision,
+            accumulation_steps=axes.accumulation_steps,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoplace.engines import engine_on
+from autoplace.engines import PRECISIONS, engine_on
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.base import Work
@@ -50,9 +50,15 @@ def gae(workload: Workload, placement: Placement) -> Work:
 
 
 def update(workload: Workload, placement: Placement) -> Work:
-    """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller."""
+    """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller.
+
+    A gradient step that accumulates over k backward passes counts as k steps on its parts, which
+    it is but for k - 1 passes of the optimiser.
+    """
     hyper = workload.hyperparameters
-    sizes = minibatch_sizes(hyper.rollout_steps * placement.num_envs, placement.minibatch_rows)
+    whole = minibatch_sizes(hyper.rollout_steps * placement.num_envs, placement.minibatch_rows)
+    passes = placement.accumulation_steps
+    sizes = [size for rows in whole for size in _part_sizes(rows, min(passes, rows))]
     parts = tuple(
         (
             Task(
@@ -62,12 +68,18 @@ def update(workload: Workload, placement: Placement) -> Work:
                 network=workload.network,
                 rows=rows,
                 engine=engine_on(placement.engine, placement.learn_device),
+                dtype=PRECISIONS[placement.precision],
             ),
             float(hyper.epochs * sizes.count(rows)),
         )
         for rows in sorted(set(sizes), reverse=True)
     )
-    return Work(name="update", lane="learner", calls=hyper.epochs * len(sizes), parts=parts)
+    return Work(name="update", lane="learner", calls=hyper.epochs * len(whole), parts=parts)
+
+
+def _part_sizes(rows: int, count: int) -> list[int]:
+    """``rows`` in ``count`` parts of about the same size, the larger ones first."""
+    return [rows // count + (index < rows % count) for index in range(count)]
 
 
 def copy_task(device: str, direction: str, nbytes: int) -> Task:

@@ -28,6 +28,8 @@ class CpuScheme(InTurn):
             setup.network,
             hyper,
             minibatch_rows=placement.minibatch_rows,
+            precision=placement.precision,
+            accumulation_steps=placement.accumulation_steps,
             device=CPU,
             threads=placement.learn_threads,
             timer=setup.timer,

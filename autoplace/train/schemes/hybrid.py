@@ -43,6 +43,8 @@ class HybridScheme(InTurn):
             setup.network.over(setup.network.flat.to(self._device)),  # host -> device, once a run
             hyper,
             minibatch_rows=placement.minibatch_rows,
+            precision=placement.precision,
+            accumulation_steps=placement.accumulation_steps,
             device=self._device,
             threads=placement.learn_threads,
             timer=setup.timer,
