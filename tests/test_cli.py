@@ -464,6 +464,23 @@ def test_what_is_off_its_prediction_is_told_and_planned_again_for(
     assert refused.exit_code == 2 and "--replan plans with the calibration" in refused.stderr
 
 
+def test_actions_that_no_policy_can_take_are_refused_before_anything_is_timed(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "arm.py").write_text(
+        "import gymnasium as gym\n"
+        "class Arm(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(-1, 1, (1,))\n"
+        "    action_space = gym.spaces.Tuple((gym.spaces.Discrete(2), observation_space))\n"
+        "def make_env():\n"
+        "    return Arm()\n",
+        encoding="utf-8",
+    )
+    result = run("train", f"{tmp_path / 'arm.py'}:make_env")
+    assert result.exit_code == 1 and "acts in Tuple" in result.stderr
+    assert "quick" not in result.stderr and not home.exists()  # no calibration was begun
+
+
 ENV_FILE = """
 import gymnasium as gym
 import numpy as np

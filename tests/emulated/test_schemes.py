@@ -10,6 +10,7 @@ import torch
 from autoplace.planner.plan import Plan
 from autoplace.train import StopRequested, evaluate, train
 from autoplace.train.callbacks import Callback, IterationReport
+from tests.envs.catch import Catch
 from tests.envs.toys import Counter, Stateless, register
 from tests.train.lagged import simulate
 from tests.train.plans import Listener, make_plan
@@ -40,6 +41,16 @@ def test_parameters_and_statistics_after_five_iterations_agree_with_cpu(
     on_device = trained(make_plan(env, **hyper, **where))
     torch.testing.assert_close(on_device.flat, on_cpu.flat, atol=1e-5, rtol=1e-5)
     assert on_device.reports[-1].mean_return == on_cpu.reports[-1].mean_return
+
+
+@pytest.mark.parametrize("where", ON_DEVICE, ids=lambda w: f"{w['scheme']}-{w.get('interval')}")
+def test_a_game_on_images_is_learned_from_as_on_the_cpu(where: dict[str, object]) -> None:
+    env = register("CatchOnDevice", Catch)
+    on_cpu, on_device = trained(make_plan(env)), trained(make_plan(env, **where))
+    torch.testing.assert_close(on_device.flat, on_cpu.flat, atol=1e-5, rtol=1e-5)
+    assert on_device.reports[-1].mean_return == on_cpu.reports[-1].mean_return is not None
+    moved = [s for (name, _), s in on_device.reports[-1].stage_s.items() if name.endswith("device")]
+    assert moved and all(seconds > 0 for seconds in moved)
 
 
 @pytest.mark.parametrize("where", ON_DEVICE, ids=lambda w: f"{w['scheme']}-{w.get('interval')}")

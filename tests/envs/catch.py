@@ -14,13 +14,15 @@ class Catch(gym.Env):
     """A ball falls down a 10 x 10 board; a paddle of three cells at the bottom has to be under it.
 
     Two channels: the ball, the paddle. Pays 1 for a catch and -1 for a miss, which ends an episode.
+    Each cell is ``scale`` pixels wide and high.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
-    def __init__(self, channels_first=False):
-        self.channels_first = channels_first
-        shape = (2, SIDE, SIDE) if channels_first else (SIDE, SIDE, 2)
+    def __init__(self, channels_first=False, scale=1):
+        self.channels_first, self.scale = channels_first, scale
+        side = SIDE * scale
+        shape = (2, side, side) if channels_first else (side, side, 2)
         self.observation_space = gym.spaces.Box(0, 1, shape, np.uint8)
         self.action_space = gym.spaces.Discrete(3)
 
@@ -41,4 +43,5 @@ class Catch(gym.Env):
         image = np.zeros((SIDE, SIDE, 2), np.uint8)
         image[self.row, self.column, 0] = 1
         image[-1, self.paddle - 1 : self.paddle + 2, 1] = 1
+        image = image.repeat(self.scale, 0).repeat(self.scale, 1)
         return np.moveaxis(image, -1, 0) if self.channels_first else image

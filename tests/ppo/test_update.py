@@ -1,9 +1,12 @@
 import dataclasses
 import math
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
+from autoplace.envs.spaces import observation_codec
 from autoplace.ppo.batch import make_batch
 from autoplace.ppo.distribution import draw_noise, log_prob
 from autoplace.ppo.network import ActorCritic
@@ -190,6 +193,25 @@ def test_the_bytes_of_a_rollout_are_those_it_holds():
         held = (rollout.observations, rollout.actions, rollout.outcomes)
         expected = sum(tensor.numel() * tensor.element_size() for tensor in held)
         assert rollout_bytes(spec, rollout_steps=5, num_envs=2) == expected
+
+
+def test_the_bytes_of_a_dict_of_images_and_numbers_are_those_of_its_keys():
+    """Colours of 256 x 256 x 3 and a depth of 256 x 256, a byte each, and a compass of 4 bytes."""
+    box = gym.spaces.Box
+    space = gym.spaces.Dict(
+        rgb=box(0, 255, (256, 256, 3), np.uint8),
+        depth=box(0, 255, (256, 256, 1), np.uint8),
+        compass=box(-180, 180, (1,), np.float64),
+    )
+    codec = observation_codec(space, "Navigation")
+    spec = NetworkSpec(
+        observation_size=codec.size, hidden_sizes=(4,), action_size=3, images=codec.images
+    )
+    row_bytes = 256 * 256 * 3 + 256 * 256 + 4
+    assert spec.observation_bytes == row_bytes
+    # 129 observations of 8 environments; an action of 8 bytes, a reward and two flags of 4 each.
+    expected = 129 * 8 * row_bytes + 128 * 8 * (8 + 3 * 4)
+    assert rollout_bytes(spec, rollout_steps=128, num_envs=8) == expected
 
 
 def test_value_clipping_compares_with_the_values_that_acted():

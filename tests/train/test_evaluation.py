@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autoplace.errors import EnvError, UsageError
+from autoplace.report import describe_evaluation
 from autoplace.train import evaluate, load_policy, train
 from tests.envs.toys import Counter, Recorder, register
 from tests.train.plans import Listener, make_plan
@@ -66,6 +67,10 @@ def test_statistics_of_a_result():
     assert result.returns == (6.0, 6.0)
     assert (result.mean_return, result.std_return, result.episodes) == (6.0, 0.0, 2)
     assert result.to_json()["env_steps"] == 32 and result.to_json()["deterministic"] is True
+    assert describe_evaluation(result) == (
+        "mean return 6.0 (standard deviation 0.0) over 2 deterministic episodes, "
+        "after 32 env steps of training"
+    )
 
 
 def test_a_policy_answers_one_observation_or_a_stack_of_them(tmp_path):

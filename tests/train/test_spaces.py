@@ -112,6 +112,22 @@ def test_a_loaded_policy_scores_what_the_trained_one_does_statistics_frozen(seed
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_game_on_images_of_40_pixels_is_learned_by_the_network_of_mnih(seed):
+    env = register("CatchLarge", lambda: Catch(scale=4))
+    listener = Listener()
+    plan = make_plan(
+        env, num_envs=8, rollout_steps=64, rows=128, epochs=4, hidden_sizes=(32,),
+        learning_rate=1e-3, normalize_rewards=False,
+    )  # fmt: skip
+    assert plan.workload.network.images[0].encoder == "NatureCNN"
+    train(plan, total_steps=60_000, seed=seed, callbacks=[listener])
+    returns = [report.mean_return for report in listener.reports if report.mean_return is not None]
+    early, late = returns[2], returns[-1]
+    assert early < -0.1 and late > 0.8, (early, late)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_a_game_on_images_is_learned(channels_first):
     env = register("CatchLearned", lambda: Catch(channels_first))
