@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_a_game_on_images_is_learned_from_as_on_the_cpu(where: dict[str, object]
     assert on_device.reports[-1].mean_return == on_cpu.reports[-1].mean_return is not None
     moved = [s for (name, _), s in on_device.reports[-1].stage_s.items() if name.endswith("device")]
     assert moved and all(seconds > 0 for seconds in moved)
+
+
+@pytest.mark.parametrize("where", ON_DEVICE, ids=lambda w: f"{w['scheme']}-{w.get('interval')}")
+def test_steps_that_only_reset_are_left_out_on_every_device(where: dict[str, object]) -> None:
+    def by_vector(plan: Plan) -> Plan:  # CartPole's own vector environment: a step for each reset
+        placement = dataclasses.replace(plan.placement, env_backend="vector")
+        chosen = dataclasses.replace(plan.chosen, placement=placement)
+        return dataclasses.replace(plan, chosen=chosen, candidates=(chosen,))
+
+    on_cpu, on_device = trained(by_vector(make_plan())), trained(by_vector(make_plan(**where)))
+    torch.testing.assert_close(on_device.flat, on_cpu.flat, atol=1e-5, rtol=1e-5)
+    assert on_device.reports[-1].env_steps == on_cpu.reports[-1].env_steps < 160
 
 
 @pytest.mark.parametrize("where", ON_DEVICE, ids=lambda w: f"{w['scheme']}-{w.get('interval')}")
