@@ -193,8 +193,10 @@ def fixed_rules(
         given = {
             "env_backend": "sync",
             "num_workers": 0,
+            "num_groups": 1,
             "sample_threads": threads,
             "learn_threads": threads,
+            "engine": "eager",
         }
         planned = make_plan(calibration, workload, scheme="cpu", placement=given, model=model)
         rule = dataclasses.replace(planned.chosen, sample_efficiency=chosen.sample_efficiency)
