@@ -2,17 +2,19 @@
 
 What a run saw of a stage says by what factor the model is off there, now, on this machine: every
 prediction for the same op on the same device is scaled by it, and stays so while another plan is
-run, until everything is as predicted again. Where the whole machine is slower or faster, so are ops
-that the run does not use: on the CPU by the median of those that it does, on an accelerator the
-part that the host has in them. A stage that is slow only because sampling and learning get in each
-other's way says nothing about schemes in which they take turns, so those are then costed as they
-were, and compared with what was measured.
+run, until what is measured is again what the model says. Where the whole machine is slower or
+faster, so are ops that the run does not use: on the CPU by the median of those that it does, on an
+accelerator the part that the host has in them. A stage that is slow only because sampling and
+learning get in each other's way says nothing about schemes in which they take turns, so those are
+then costed as they were, and compared with what was measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -21,8 +23,11 @@ from autoplace.device_names import CPU, is_accelerator
 from autoplace.measurement import Calibration, Task
 from autoplace.physics import physics
 from autoplace.planner.memory import Limits
-from autoplace.planner.plan import Plan
+from autoplace.planner.plan import Plan, Stage
 from autoplace.planner.search import make_plan
+from autoplace.workload import Workload
+
+_AS_CALIBRATED = 0.15  # log-ratio within which a stage takes what the model says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,6 @@ class Observed:
     Attributes:
         plan: that it followed.
         stage_s: seconds per iteration of each (stage, lane).
-        is_off: whether any stage differs from its prediction.
         is_machine_wide: whether the whole machine is slower or faster than it was calibrated.
         is_contention: whether sampling and learning slow each other down.
         slowdown: by device, how many times its calibrated time a task of the calibration takes.
@@ -40,7 +44,6 @@ class Observed:
 
     plan: Plan
     stage_s: Mapping[tuple[str, str], float]
-    is_off: bool = True
     is_machine_wide: bool = False
     is_contention: bool = False
     slowdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -66,17 +69,30 @@ def make_replanner(
     fitted = model if model is not None else fit_cost_model(calibration)
     known: Factors = {}
 
+    def as_calibrated(plan: Plan, workload: Workload) -> tuple[Stage, ...]:
+        """The stages of a plan, which may have been made under other factors, without any."""
+        return make_plan(
+            calibration,
+            workload,
+            scheme=plan.scheme,
+            max_policy_lag=sys.maxsize,
+            placement=plan.placement.to_json(),
+            model=fitted,
+        ).chosen.stages
+
     def replan(observed: Observed) -> Plan:
-        if not observed.is_off:
-            known.clear()
-        known.update(_factors(observed))
         workload = observed.plan.workload
         hyper = dataclasses.replace(
             workload.hyperparameters, minibatch_rows=observed.plan.placement.minibatch_rows
         )
+        workload = dataclasses.replace(workload, hyperparameters=hyper)
+        factors = _factors(observed, as_calibrated(observed.plan, workload))
+        if all(abs(math.log(factor)) < _AS_CALIBRATED for factor in factors.values()):
+            known.clear()
+        known.update(factors)
         return make_plan(
             calibration,
-            dataclasses.replace(workload, hyperparameters=hyper),
+            workload,
             scheme=scheme,
             max_policy_lag=0 if observed.is_contention else max_policy_lag,
             placement=placement,
@@ -123,7 +139,7 @@ class ObservedModel(CostModel):
         return parts.total_s([*host, *device]) / parts.total_s([1.0] * len(parts.flat))
 
 
-def _factors(observed: Observed) -> Factors:
+def _factors(observed: Observed, predicted: Iterable[Stage]) -> Factors:
     """Measured over predicted by (op, device)."""
     placement = observed.plan.placement
     where = {
@@ -137,7 +153,7 @@ def _factors(observed: Observed) -> Factors:
         "handoff": ("handoff", CPU),
     }
     factors = {}
-    for stage in observed.plan.chosen.stages:
+    for stage in predicted:
         measured_s = observed.stage_s.get((stage.name, stage.lane), 0.0)
         if stage.name in where and measured_s > 0 and stage.total_s > 0:
             factors[where[stage.name]] = measured_s / stage.total_s

@@ -11,7 +11,7 @@ from autoplace import device as devices
 from autoplace.device import now
 from autoplace.envs import Restarts, spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
-from autoplace.errors import UsageError
+from autoplace.errors import AutoplaceError, UsageError
 from autoplace.measurement import Calibration
 from autoplace.planner.observed import Replan
 from autoplace.planner.plan import Plan
@@ -24,7 +24,7 @@ from autoplace.train.draws import Draws
 from autoplace.train.interrupt import StopRequest, StopRequested, stop_on_signals
 from autoplace.train.run import Run
 from autoplace.train.schemes import Setup, make_scheme
-from autoplace.train.self_check import SelfCheck
+from autoplace.train.self_check import Check, SelfCheck
 from autoplace.train.stage_timer import StageTimer
 from autoplace.train.witness import SystemWitness, Witness, choose_sentinels
 from autoplace.units import format_seconds
@@ -114,13 +114,22 @@ def _compare_with_plan(loop: Loop, check: SelfCheck, replan: Replan | None) -> N
         loop.rest()
         found = check.judge()
         loop.run.tell(found)
-        if replan is not None:
-            better = replan(found.observed)
-            left = loop.num_iterations - loop.run.progress.iteration
-            if found.pays(better, iterations_left=left, switch_s=loop.switch_s):
-                loop.switch(better, instead_of_s=found.iteration_s)
-                return
+        better = _planned_again(found, replan)
+        left = loop.num_iterations - loop.run.progress.iteration
+        if better is not None and found.pays(better, iterations_left=left, switch_s=loop.switch_s):
+            loop.switch(better, instead_of_s=found.iteration_s)
+            return
     check.next_window()
+
+
+def _planned_again(found: Check, replan: Replan | None) -> Plan | None:
+    if replan is None:
+        return None
+    try:
+        return replan(found.observed)
+    except AutoplaceError as fault:  # a run does not end because nothing better can be found
+        log.warning("cannot plan again: %s", fault)
+        return None
 
 
 class Loop:

@@ -12,7 +12,7 @@ from types import TracebackType
 from autoplace import files, store
 from autoplace.device import now
 from autoplace.envs.description import inspect_env
-from autoplace.errors import EnvError, UsageError
+from autoplace.errors import EnvError, RunError, UsageError
 from autoplace.planner.plan import Plan
 from autoplace.ppo.network import ActorCritic
 from autoplace.results import RunResult
@@ -339,7 +339,10 @@ class Run:
 
 def _say_where_it_goes_on(run_dir: Path, plan: Plan) -> None:
     """One line where a run goes on elsewhere, and whether that changes what is learned."""
-    settings = store.read_run_config(run_dir)
+    try:
+        settings = store.read_run_config(run_dir)
+    except RunError:  # the checkpoint says all that a run needs
+        return
     before = {"scheme": settings["scheme"], **settings["placement"]}
     after = {"scheme": plan.scheme, **plan.placement.to_json()}
     moved = [name for name in after if name in before and before[name] != after[name]]

@@ -55,8 +55,8 @@ class Deviation:
         predicted_s: seconds per iteration in the plan.
         measured_s: median seconds per iteration in the window.
         noise_fraction: standard error of that median, relative to it.
-        kind: ``quota``, ``load``, ``environment``, ``slower``, ``faster``, ``contention`` or
-            ``unknown``.
+        kind: ``quota``, ``load``, ``environment``, ``slower``, ``faster``, ``relief``,
+            ``contention`` or ``unknown``.
         cause: the same in words, with the evidence.
     """
 
@@ -114,7 +114,6 @@ class Check:
         return Observed(
             plan=self.plan,
             stage_s=self.stage_s,
-            is_off=bool(self.deviations),
             is_machine_wide=bool(kinds & {"quota", "load", "slower", "faster"}),
             is_contention="contention" in kinds,
             slowdown=self.evidence.slowdown,
@@ -174,10 +173,12 @@ class SelfCheck(Callback):
     def on_start(self, start: RunStart) -> None:
         """Begin with the plan that the run starts from."""
         self.on_switch(start.plan)
+        self._is_planned_again = False
 
     def on_switch(self, plan: Plan) -> None:
         """Begin anew with another plan."""
         self._plan = plan
+        self._is_planned_again = True
         self._skip = WARM_UP_ITERATIONS
         self._window_s = FIRST_WINDOW_S
         self._first: _Window | None = None
@@ -221,7 +222,7 @@ class SelfCheck(Callback):
             iteration=self._iteration,
             iteration_s=statistics.median(window.iteration_s),
             stage_s={key: window.median(key) for key in keys},
-            deviations=tuple(self._deviation(stage, off, evidence) for stage in off),
+            deviations=tuple(self._deviation(stage, evidence) for stage in off),
             evidence=evidence,
         )
 
@@ -243,6 +244,12 @@ class SelfCheck(Callback):
         ]
 
     def _is_off(self, stage: Stage, iteration_s: float) -> bool:
+        measured_s = self._window.median((stage.name, stage.lane))
+        matters = abs(measured_s - stage.total_s) > _MATTERS_FRACTION * iteration_s
+        return matters and self._differs(stage)
+
+    def _differs(self, stage: Stage) -> bool:
+        """Whether a stage has left its interval, be it as short as it may."""
         key = stage.name, stage.lane
         measured_s = self._window.median(key)
         if measured_s <= 0 or stage.low_s <= 0:  # a lane that the host's clock cannot see
@@ -250,8 +257,7 @@ class SelfCheck(Callback):
         distance = math.log(measured_s / stage.total_s)
         bound_s = stage.high_s if distance > 0 else stage.low_s
         width = math.hypot(math.log(bound_s / stage.total_s), Z90 * self._window.noise(key))
-        matters = abs(measured_s - stage.total_s) > _MATTERS_FRACTION * iteration_s
-        return matters and abs(distance) > width
+        return abs(distance) > width
 
     def _news(self, off: Sequence[Stage]) -> bool:
         """Whether a stage is off that was not, or by another factor, or none is any more."""
@@ -268,9 +274,9 @@ class SelfCheck(Callback):
 
     # ------------------------------------------------------------------------------------- causes
 
-    def _deviation(self, stage: Stage, off: Sequence[Stage], evidence: Evidence) -> Deviation:
+    def _deviation(self, stage: Stage, evidence: Evidence) -> Deviation:
         key = stage.name, stage.lane
-        kind, cause = self._cause(stage, off, evidence)
+        kind, cause = self._cause(stage, evidence)
         return Deviation(
             name=stage.name,
             lane=stage.lane,
@@ -281,7 +287,7 @@ class SelfCheck(Callback):
             cause=cause,
         )
 
-    def _cause(self, stage: Stage, off: Sequence[Stage], evidence: Evidence) -> tuple[str, str]:
+    def _cause(self, stage: Stage, evidence: Evidence) -> tuple[str, str]:
         is_slow = self._window.median((stage.name, stage.lane)) > stage.total_s
         on = self._device_of(stage)
         slowdown = evidence.slowdown.get(on, 1.0)
@@ -291,7 +297,7 @@ class SelfCheck(Callback):
         if is_slow and evidence.other_cpus > _LOAD_CPUS:
             share = f"{significant(evidence.other_cpus, 2)} of {evidence.usable_cpus} CPUs"
             return "load", f"other programs took {share} meanwhile"
-        if self._is_environments_own(stage, off):
+        if self._is_environments_own(stage):
             return "environment", self._describe_environment(stage)
         if is_slow and slowdown > 1 + _SLOWDOWN_TOLERANCE:
             return "slower", (
@@ -303,6 +309,8 @@ class SelfCheck(Callback):
                 f"{on} itself takes {significant(slowdown, 2)} times as long for a calibrated task "
                 "as it did: `autoplace calibrate --force` times it as it is now"
             )
+        if not is_slow and self._is_planned_again:
+            return "relief", "what slowed the machine when this was planned seems to be gone"
         if is_slow and self._overlaps and not is_accelerator(on):
             return "contention", (
                 "sampling and learning slow each other down: at rest, the CPU is as fast as it was"
@@ -319,10 +327,13 @@ class SelfCheck(Callback):
     def _overlaps(self) -> bool:
         return self._plan.placement.max_policy_lag > 0
 
-    def _is_environments_own(self, stage: Stage, off: Sequence[Stage]) -> bool:
-        """Whether of what the sampler does on the CPU only stepping the environments is off."""
-        others = [s for s in off if s.lane == SAMPLER and s.name != "env_step"]
-        return stage.name == "env_step" and not others
+    def _is_environments_own(self, stage: Stage) -> bool:
+        """Whether of what the sampler does only stepping the environments is off."""
+        return stage.name == "env_step" and not any(
+            self._differs(other)
+            for other in self._plan.chosen.stages
+            if other.lane == SAMPLER and other.name not in ("env_step", "handoff", "wait")
+        )
 
     def _describe_environment(self, stage: Stage) -> str:
         key = stage.name, stage.lane

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from autoplace.device import charge, torch_threads
+from autoplace.errors import UsageError
 from autoplace.measure.probes import build_probe
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Measurement, Task
@@ -263,6 +264,19 @@ def test_the_run_stays_where_the_change_would_not_pay() -> None:
     assert not found.pays(free, iterations_left=10, switch_s=6 * gain_s)  # saves less than twice
     same = dataclasses.replace(here, chosen=dataclasses.replace(here.chosen, iteration_s=0.0))
     assert not found.pays(same, iterations_left=10**6, switch_s=0.0)
+
+
+def test_a_run_goes_on_where_nothing_can_be_planned(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(observed: Observed) -> Plan:
+        raise UsageError("no placement is left: give less")
+
+    plan = as_measured(make_plan(CARTPOLE))
+    with running() as (on, options, checks):
+        load = At(14, lambda: setattr(on.clock, "competing_load", 6.0))
+        acts = [checks, load]
+        result = train(plan, total_steps=30 * ROWS, callbacks=acts, replan=refuse, **options)
+    assert result.iterations == 30 and checks.checks
+    assert "cannot plan again: no placement is left: give less" in caplog.text
 
 
 @pytest.mark.slow
