@@ -182,7 +182,12 @@ def _times_zero(numbers: np.ndarray) -> float:
 
 
 def has_entry_point(description: EnvDescription) -> bool:
-    """Whether the environment registers a vector entry point that can run it as it is asked for."""
+    """Whether the environment registers a vector entry point that can run it as it is asked for.
+
+    Wrapped Atari games are left out: the vector environment of ale-py (as of 0.12.1) gives the same
+    frames, rewards and ends as the usual wrappers, but begins an episode with three black frames
+    where the wrappers repeat the first one, so the first three observations differ.
+    """
     spec = description.env
     try:
         registered = registered_spec(spec)
