@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from autoplace.correction import FACTOR_ERROR, Z90, Correction, share_hyperparameters
 from autoplace.errors import CalibrationError
@@ -278,4 +279,5 @@ def fit_cost_model(calibration: Calibration) -> CostModel:
     Raises:
         CalibrationError: the calibration lacks the basic timings of one of its devices.
     """
-    return CostModel(calibration)
+    with threadpool_limits(limits=1, user_api="blas"):  # in small products threads only hinder
+        return CostModel(calibration)
