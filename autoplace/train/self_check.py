@@ -29,6 +29,7 @@ from autoplace.planner.observed import Observed
 from autoplace.planner.plan import Plan, Stage
 from autoplace.results import StageKey
 from autoplace.train.callbacks import SAMPLER, Callback, IterationReport, RunStart
+from autoplace.train.schemes import overlaps
 from autoplace.train.witness import Evidence, Witness
 from autoplace.units import format_percent, format_seconds, significant
 
@@ -311,7 +312,7 @@ class SelfCheck(Callback):
             )
         if not is_slow and self._is_planned_again:
             return "relief", "what slowed the machine when this was planned seems to be gone"
-        if is_slow and self._overlaps and not is_accelerator(on):
+        if is_slow and overlaps(self._plan.scheme) and not is_accelerator(on):
             return "contention", (
                 "sampling and learning slow each other down: at rest, the CPU is as fast as it was"
             )
@@ -322,10 +323,6 @@ class SelfCheck(Callback):
         if stage.name == "policy_step":
             return placement.sample_device
         return placement.learn_device if stage.name in ("gae", "update") else CPU
-
-    @property
-    def _overlaps(self) -> bool:
-        return self._plan.placement.max_policy_lag > 0
 
     def _is_environments_own(self, stage: Stage) -> bool:
         """Whether of what the sampler does only stepping the environments is off."""

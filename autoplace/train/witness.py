@@ -17,6 +17,7 @@ from autoplace.measure.probes import build_probe
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement
 from autoplace.planner.plan import Plan
+from autoplace.train.schemes import overlaps
 
 _SENTINEL_S = 2e-4  # of one call: long against the clock, short against an iteration
 _SENTINEL_LIMIT_S = 0.05
@@ -79,11 +80,17 @@ class SystemWitness:
 
 
 def choose_sentinels(calibration: Calibration | None, plan: Plan) -> tuple[Measurement, ...]:
-    """For each device in use, the calibrated matrix product whose time is handiest to repeat."""
+    """For each device in use, the calibrated matrix product whose time is handiest to repeat.
+
+    A device that only another process uses is left to it: no second context is made there.
+    """
     if calibration is None:
         return ()
+    used = [CPU, plan.placement.sample_device]
+    if not overlaps(plan.scheme):
+        used.append(plan.placement.learn_device)
     chosen = []
-    for on in dict.fromkeys((CPU, plan.placement.sample_device, plan.placement.learn_device)):
+    for on in dict.fromkeys(used):
         products = [
             m
             for m in calibration.measurements

@@ -88,6 +88,9 @@ def test_sentinels_are_products_of_a_handy_time_on_each_device_in_use():
         ("cuda:0", 512),
     ]
     assert choose_sentinels(None, plan) == ()
+    # There, a learner in a process of its own has the only context on the device.
+    apart = make_plan(scheme="double-buffer", device="cuda:0")
+    assert [m.task.device for m in choose_sentinels(calibration, apart)] == ["cpu"]
 
 
 def test_a_sentinel_is_timed_as_it_was_calibrated():

@@ -13,7 +13,7 @@ from autoplace.train.schemes.double_buffer import DoubleBufferScheme
 from autoplace.train.schemes.gpu import GpuScheme
 from autoplace.train.schemes.hybrid import HybridScheme
 
-__all__ = ["SCHEMES", "Scheme", "SchemeEntry", "Setup", "make_scheme"]
+__all__ = ["SCHEMES", "Scheme", "SchemeEntry", "Setup", "make_scheme", "overlaps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,11 @@ SCHEMES: tuple[SchemeEntry, ...] = (
     SchemeEntry(name="double-buffer", make=DoubleBufferScheme),
     SchemeEntry(name="async", make=AsyncScheme),
 )
+
+
+def overlaps(name: str) -> bool:
+    """Whether the scheme ``name`` learns in a process of its own while it samples."""
+    return any(entry.name == name and getattr(entry.make, "overlaps", False) for entry in SCHEMES)
 
 
 def make_scheme(name: str, setup: Setup) -> Scheme:
