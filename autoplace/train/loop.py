@@ -57,7 +57,8 @@ def train(
     Args:
         plan: the placement, the environment and the hyperparameters.
         total_steps: env steps of the whole run, those before a resume included.
-        seed: the same seed repeats a run on the CPU to the bit.
+        seed: the same seed repeats a run on the CPU to the bit (scheme ``async`` with a policy lag
+            of more than 1 excepted).
         run_dir: where settings, checkpoints and events are kept; nothing is where it is ``None``.
         resume: go on with the run in ``run_dir``.
         checkpoint_every: keep a checkpoint every so many env steps, beside the latest and the best.

@@ -160,7 +160,7 @@ class _Sampler:
         noise = job.draws.noise(iteration)[:, job.start : job.stop]
         policy_step = self._policy_steps[self._version % len(self._policy_steps)]
         self._samplers[buffer].sample(policy_step, noise)
-        valid = rollout.valid_index
+        valid, start_s = rollout.valid_index, now()
         self._parts.put(
             Part(
                 iteration=iteration,
@@ -171,6 +171,7 @@ class _Sampler:
                 stage_s=self._timer.take(),
             )
         )
+        self._timer.add("handoff", "sampler", now() - start_s)  # keeps the next part waiting
 
     def _find_version(self, *, at_least: int) -> None:
         """Take the newest version; wait for one that is young enough."""

@@ -68,7 +68,7 @@ class AsyncScheme:
         self._completed: Completed | None = None  # published, and not reported yet
 
     def start(self) -> None:
-        """Let the samplers reset their environments and begin."""
+        """Let the samplers begin; they reset their environments as soon as they have them."""
         self._pool.publish(self.learner.version, self.learner.network)
 
     def sample(self, iteration: int) -> None:
