@@ -15,6 +15,7 @@ from tests.published.cases import (
     CASES,
     CNN,
     CUDA_MACHINES,
+    FOLDER,
     MACHINES,
     NOT_FORMED,
     SINGLE_ENV_CASES,
@@ -52,6 +53,13 @@ def test_every_row_is_formed_or_has_its_reason() -> None:
 def test_the_plan_names_the_published_winner() -> None:
     wrong = [case.row for case in CASES if not names_the_winner(case)]
     assert len(wrong) <= (1 - AGREEMENT) * len(CASES), wrong
+
+
+def test_the_committed_table_is_of_these_rows() -> None:
+    lines = (FOLDER / "table.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("row  machine")
+    shown = {line.split()[0] for line in lines[1:] if line.endswith(("  yes", "  no"))}
+    assert shown == {case.row for case in CASES}
 
 
 @pytest.mark.parametrize("case", SINGLE_ENV_CASES, ids=lambda case: case.machine)
