@@ -70,13 +70,24 @@ def worker_counts(usable_cpus: int) -> tuple[int, ...]:
     return (*powers, usable_cpus)
 
 
+def part_sizes(num_envs: int, usable_cpus: int) -> tuple[int, ...]:
+    """Environments per sampler process where all CPUs sample, or all but the learner's one."""
+    counts = (
+        max(count for count in range(1, num_envs + 1) if num_envs % count == 0 and count <= most)
+        for most in (max(usable_cpus - 1, 1), usable_cpus)
+    )
+    return tuple(dict.fromkeys(num_envs // count for count in counts))
+
+
 def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -> list[Measurement]:
     """Time an environment under every backend that may pay.
 
-    Worker processes are left out where all environments are stepped in less than it takes to hand
+    In-process backends are timed with the parts too that sampler processes would step. Worker
+    processes are left out where all environments are stepped in less than it takes to hand
     actions over and results back: there they cannot gain.
     """
-    measurements = measure_env(env, env_tasks(env, nums_envs))
+    tasks = env_tasks(env, (*nums_envs, *part_sizes(max(nums_envs), usable_cpus)))
+    measurements = measure_env(env, tasks)
     slowest_s = max(
         min(m.median_s for m in measurements if m.task.num_envs == number) for number in nums_envs
     )

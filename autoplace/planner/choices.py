@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from autoplace.planner.schemes import Axes
 MINIBATCH_EFFICIENCY: dict[int, float] = {64: 1.0, 128: 1.0, 256: 0.75, 512: 0.41}
 # Backends that run another implementation of an environment: planned where they are named only.
 OWN_DYNAMICS = frozenset({"envpool"})
+# Relative sample efficiency of rollouts sampled so many iterations ago, at most.
+LAG_EFFICIENCY: dict[int, float] = {0: 1.0, 1: 1.0}
 # Chunk lengths that are considered.
 _MAX_INTERVALS = 8
 
@@ -60,6 +63,27 @@ def minibatch_efficiency(rows: int) -> float:
             first, last = MINIBATCH_EFFICIENCY[low], MINIBATCH_EFFICIENCY[high]
             return first + share * (last - first)
     return MINIBATCH_EFFICIENCY[sizes[-1]]
+
+
+def lag_efficiency(lag: int) -> float:
+    """Relative sample efficiency under a policy lag; beyond those declared, that of the last."""
+    return LAG_EFFICIENCY[min(lag, max(LAG_EFFICIENCY))]
+
+
+def policy_lags(max_policy_lag: int) -> tuple[int, ...]:
+    """Bounds on the policy lag to consider where sampling and learning overlap."""
+    return tuple(dict.fromkeys((1, max_policy_lag))) if max_policy_lag >= 1 else ()
+
+
+def sampler_counts(num_envs: int, usable_cpus: int) -> tuple[int, ...]:
+    """Numbers of sampler processes to consider: divisors of ``num_envs``.
+
+    Up to one per CPU, and the next one: where that is not a divisor, a few processes too many
+    leave no CPU idle.
+    """
+    divisors = [count for count in range(1, num_envs + 1) if num_envs % count == 0]
+    fitting = [count for count in divisors if count <= usable_cpus]
+    return tuple(divisors[: len(fitting) + 1])
 
 
 def transfer_intervals(rollout_steps: int) -> tuple[int, ...]:
@@ -111,7 +135,7 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
         value = given.get(name)
         if value is not None and int(str(value)) < 1:
             raise UsageError(f"{flag} is a whole number from 1, got {value}: change it")
-    backends = axes.env_backends
+    backends, samplers = axes.env_backends, axes.samplers
     backend, workers = given.get("env_backend"), given.get("num_workers")
     if backend is not None:
         names = tuple(dict.fromkeys(name for name, _ in backends))
@@ -120,22 +144,23 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
                 f"--env-backend is auto or one of {', '.join(names)}, got {backend}: name one"
             )
         backends = tuple(entry for entry in backends if entry[0] == backend)
+        samplers = tuple(entry for entry in samplers if entry[0] == backend)
     if workers is not None:
-        counts = sorted({count for _, count in backends})
+        counts = sorted({count for _, count in (*backends, *samplers)})
         if workers not in counts:
             raise UsageError(
-                f"--num-workers is auto or one that was timed ({', '.join(map(str, counts))}), "
+                f"--num-workers is auto or one of {', '.join(map(str, counts))}, "
                 f"got {workers}: give one of them"
             )
         backends = tuple(entry for entry in backends if entry[1] == workers)
-    return Axes(
-        accelerators=axes.accelerators,
+        samplers = tuple(entry for entry in samplers if entry[1] == workers)
+    return dataclasses.replace(
+        axes,
         sample_threads=one("sample_threads", axes.sample_threads),
         learn_threads=one("learn_threads", axes.learn_threads),
-        minibatch_rows=axes.minibatch_rows,
         transfer_intervals=one("transfer_interval_steps", axes.transfer_intervals),
         env_backends=backends,
-        usable_cpus=axes.usable_cpus,
+        samplers=samplers,
         engines=axes.engines if engine is None else (str(engine),),
         precision=str(precision),
         accumulation_steps=int(str(passes)),

@@ -100,7 +100,7 @@ def _stage_line(stage: Stage, iteration_s: float, *, first: bool) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    busy_s = next(s.total_s for s in plan.chosen.stages if s.name == plan.bottleneck)
+    busy_s = max(s.total_s for s in plan.chosen.stages if s.name == plan.bottleneck)
     text = (
         f"Bottleneck: {plan.bottleneck}, "
         f"{format_percent(busy_s / plan.chosen.iteration_s)} of the iteration."

@@ -11,6 +11,8 @@ from autoplace.workload import FLOAT_BYTES, Workload
 # Share of the free memory that a plan may use: the rest is for what an estimate cannot see
 # (allocator slack, library workspaces, the environments themselves).
 USABLE_FRACTION = 0.8
+# What a process that has imported torch keeps to itself; its libraries are shared.
+_PROCESS_BYTES = 160 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +45,15 @@ def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
         FLOAT_BYTES * 3 * outputs + sum(rollout_bytes_per_row(workload).values())
     )
     learner = rollout + 4 * weights + minibatch
-    needed = {placement.learn_device: learner}
-    if placement.learn_device != "cpu":
-        # The host keeps its side of everything that crosses.
-        needed["cpu"] = rollout + weights
-    return needed
+    # Where sampling and learning overlap, there is a rollout and weights for every step of the lag,
+    # and the learner's state twice.
+    lag = placement.max_policy_lag
+    processes = _PROCESS_BYTES * (placement.num_workers + min(lag, 1))
+    overlap = lag * (rollout + weights) + 4 * min(lag, 1) * weights + processes
+    if placement.learn_device == "cpu":
+        return {"cpu": learner + overlap}
+    # The host keeps its side of everything that crosses.
+    return {placement.learn_device: learner, "cpu": rollout + weights + overlap}
 
 
 def too_large(workload: Workload, placement: Placement, limits: Limits | None) -> str | None:

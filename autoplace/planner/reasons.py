@@ -15,8 +15,10 @@ from autoplace.workload import Workload
 def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -> tuple[str, ...]:
     """Settings that differ from the user's and may change what is learned."""
     changes = []
-    if scheme.policy_lag:
-        changes.append(f"{scheme.name} samples with a policy one iteration old")
+    lag = placement.max_policy_lag
+    if lag:
+        age = "one iteration old" if lag == 1 else f"up to {lag} iterations old"
+        changes.append(f"{scheme.name} samples with a policy {age}")
     if placement.env_backend in OWN_DYNAMICS:
         changes.append(
             f"{placement.env_backend} steps its own implementation of {workload.env.id}, whose "
@@ -108,7 +110,7 @@ def reasons(
     devices: Sequence[str],
 ) -> tuple[str, ...]:
     """The choice in sentences, from the numbers it was made from."""
-    busy_s = next(s.total_s for s in chosen.stages if s.name == bottleneck)
+    busy_s = max(s.total_s for s in chosen.stages if s.name == bottleneck)
     lines = [
         f"{chosen.scheme} is predicted to run {format_rate(chosen.env_steps_per_s)} env steps/s",
         f"{bottleneck} takes {format_percent(busy_s / chosen.iteration_s)} of an iteration",

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from threadpoolctl import threadpool_limits
+
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
 from autoplace.engines import EAGER, ENGINES, supports
 from autoplace.errors import CalibrationError, UsageError
@@ -17,17 +19,20 @@ from autoplace.planner import schemes as layouts
 from autoplace.planner.choices import (
     OWN_DYNAMICS,
     calibrated_device,
+    lag_efficiency,
     matches,
     minibatch_choices,
     minibatch_efficiency,
     narrowed,
+    policy_lags,
+    sampler_counts,
     transfer_intervals,
 )
 from autoplace.planner.flips import find_flips
 from autoplace.planner.memory import Limits, too_large
 from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage
 from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
-from autoplace.planner.schemes import Axes, Key, Scheme, Span, Work
+from autoplace.planner.schemes import Axes, Key, Scheme, Span, Timing, Work
 from autoplace.workload import Workload
 
 # Two placements closer than this are equally fast, and the safer one is taken.
@@ -89,49 +94,8 @@ def make_plan(
         given["device"] = calibrated_device(str(given["device"]), model.devices)
     schemes = [entry for entry in layouts.SCHEMES if scheme in ("auto", entry.name)]
     search = _Search(calibration, model, schemes, max_policy_lag, limits, given)
-    costed, rejected = search.rank(workload)
-    if not costed:
-        raise UsageError(nothing_left(rejected, scheme, given, model.devices))
-    best = costed[0]
-    runner_up = _runner_up(costed)
-    margin, is_close = 0.0, False
-    if runner_up is not None:
-        # Below 0 where the safer of two equally fast placements was preferred.
-        margin = max(best.score / runner_up.score - 1, 0.0)
-        is_close = search.is_tie(best, runner_up)
-    shown = _best_per_scheme_first(costed)
-    names = {c.scheme.name for c in costed}
-    rejected.extend(
-        missing_schemes(
-            schemes,
-            names,
-            rejected,
-            workload,
-            model.devices,
-            max_policy_lag,
-            calibration.machine.usable_cpus,
-        )
-    )
-    flips: tuple[Flip, ...] = ()
-    if scheme == "auto" and len(model.devices) > 1:
-        flips = find_flips(workload, best.scheme.name, best.placement, search.winner)
-    chosen = search.candidate(best)
-    bottleneck = chosen.bottleneck
-    runner = search.candidate(runner_up) if runner_up is not None else None
-    return Plan(
-        workload=workload,
-        fingerprint=calibration.machine.fingerprint,
-        chosen=chosen,
-        candidates=(*(search.candidate(c) for c in shown), *rejected),
-        runner_up=runner,
-        margin_fraction=margin,
-        is_close=is_close,
-        bottleneck=bottleneck,
-        flips=flips,
-        changes_learning=changes_learning(best.scheme, workload, best.placement),
-        reasons=reasons(chosen, runner, margin, is_close, bottleneck, rejected, model.devices),
-        origin=calibration.origin,
-    )
+    with threadpool_limits(limits=1, user_api="blas"):  # in small products threads only hinder
+        return search.plan(workload, scheme)
 
 
 class _Search:
@@ -153,25 +117,71 @@ class _Search:
         self._limits = limits
         self._given = given
         self._costs: dict[Task, Cost] = {}
+        self._env_steps = [m for m in calibration.measurements if m.task.op == "env_step"]
+        self._env_spreads: dict[Task, float] = {}
+
+    def plan(self, workload: Workload, scheme: str) -> Plan:
+        """The best placement, and why; ``scheme`` is what the user asked for."""
+        calibration, model = self._calibration, self._model
+        costed, rejected = self.rank(workload)
+        if not costed:
+            raise UsageError(nothing_left(rejected, scheme, self._given, model.devices))
+        best = costed[0]
+        runner_up = _runner_up(costed)
+        margin, is_close = 0.0, False
+        if runner_up is not None:
+            # Below 0 where the safer of two equally fast placements was preferred.
+            margin = max(best.score / runner_up.score - 1, 0.0)
+            is_close = self.is_tie(best, runner_up)
+        shown = _best_per_scheme_first(costed)
+        names = {c.scheme.name for c in costed}
+        rejected.extend(
+            missing_schemes(
+                self._schemes,
+                names,
+                rejected,
+                workload,
+                model.devices,
+                self._max_policy_lag,
+                calibration.machine.usable_cpus,
+            )
+        )
+        flips: tuple[Flip, ...] = ()
+        if len(names) > 1:
+            flips = find_flips(workload, best.scheme.name, best.placement, self.winner)
+        chosen = self.candidate(best)
+        bottleneck = chosen.bottleneck
+        runner = self.candidate(runner_up) if runner_up is not None else None
+        return Plan(
+            workload=workload,
+            fingerprint=calibration.machine.fingerprint,
+            chosen=chosen,
+            candidates=(*(self.candidate(c) for c in shown), *rejected),
+            runner_up=runner,
+            margin_fraction=margin,
+            is_close=is_close,
+            bottleneck=bottleneck,
+            flips=flips,
+            changes_learning=changes_learning(best.scheme, workload, best.placement),
+            reasons=reasons(chosen, runner, margin, is_close, bottleneck, rejected, model.devices),
+            origin=calibration.origin,
+        )
 
     def axes(self, workload: Workload) -> Axes:
         """The values that each part of a placement may take."""
-        hyper = workload.hyperparameters
+        hyper, usable_cpus = workload.hyperparameters, self._calibration.machine.usable_cpus
         timed = {
             m.task.threads
             for m in self._calibration.measurements
             if m.task.device == "cpu" and m.task.op in ("policy_step", "update")
         } or {m.task.threads for m in self._calibration.measurements if m.task.op == "matmul"}
-        threads = tuple(sorted(t for t in timed if t <= self._calibration.machine.usable_cpus)) or (
-            1,
-        )
+        threads = tuple(sorted(t for t in timed if t <= usable_cpus)) or (1,)
         backends = tuple(
             sorted(
                 {
                     (m.task.backend or "", m.task.workers)
-                    for m in self._calibration.measurements
-                    if m.task.op == "env_step"
-                    and m.task.env == workload.env
+                    for m in self._env_steps
+                    if m.task.env == workload.env
                     and m.task.workers <= hyper.num_envs
                     and m.task.backend not in OWN_DYNAMICS - {self._given.get("env_backend")}
                 }
@@ -190,7 +200,14 @@ class _Search:
             minibatch_rows=minibatch_choices(hyper.rollout_rows, hyper.minibatch_rows),
             transfer_intervals=transfer_intervals(hyper.rollout_steps),
             env_backends=backends,
-            usable_cpus=self._calibration.machine.usable_cpus,
+            samplers=tuple(
+                (backend, count)
+                for backend, workers in backends
+                for count in sampler_counts(hyper.num_envs, usable_cpus)
+                if not workers
+            ),
+            policy_lags=policy_lags(self._max_policy_lag),
+            usable_cpus=usable_cpus,
             engines=self._engines(workload),
         )
         return narrowed(axes, self._given, hyper.rollout_steps)
@@ -239,9 +256,17 @@ class _Search:
             work.key: sum(calls * self._costs[task].seconds for task, calls in work.parts)
             for work in works
         }
-        spans = scheme.layout(seconds, placement, steps)
+        timing = Timing(
+            seconds=seconds,
+            steps=steps,
+            usable_cpus=self._calibration.machine.usable_cpus,
+            env_spread_fraction=self._env_spread_fraction(works),
+        )
+        spans = scheme.layout(timing, placement)
         iteration_s = sum(span.total_s for span in spans if span.lane == "sampler")
-        free = workload.hyperparameters.minibatch_rows is None
+        efficiency = lag_efficiency(placement.max_policy_lag)
+        if workload.hyperparameters.minibatch_rows is None:
+            efficiency *= minibatch_efficiency(placement.minibatch_rows)
         return _Costed(
             scheme=scheme,
             placement=placement,
@@ -250,8 +275,24 @@ class _Search:
             spans=spans,
             iteration_s=iteration_s,
             env_steps_per_s=steps * placement.num_envs / iteration_s,
-            efficiency=minibatch_efficiency(placement.minibatch_rows) if free else 1.0,
+            efficiency=efficiency,
         )
+
+    def _env_spread_fraction(self, works: Sequence[Work]) -> float:
+        """Standard deviation over mean of one vector step, from the samples of the nearest timing.
+
+        A sample is the mean of so many steps, and a vector step the sum of so many environments':
+        where all vary independently, the fraction goes by one over the root of either.
+        """
+        task = next(task for work in works if work.name == "env_step" for task, _ in work.parts)
+        if task not in self._env_spreads:
+            near = min(
+                (m for m in self._env_steps if _same_but_number(m.task, task)),
+                key=lambda m: abs(math.log(m.task.num_envs / task.num_envs)),
+            )
+            steps = near.calls_per_sample * near.task.num_envs / task.num_envs
+            self._env_spreads[task] = near.spread_fraction * math.sqrt(steps)
+        return self._env_spreads[task]
 
     def _error_s(self, shares: Mapping[Task, float]) -> float:
         """Standard error of several calls (or shares of them) together.
@@ -262,11 +303,13 @@ class _Search:
             sum((n * self._costs[task].standard_error_s) ** 2 for task, n in shares.items())
         )
 
-    def _interval_s(self, works: Sequence[Work], seconds: float) -> tuple[float, float]:
-        """The 90 % interval of works that take ``seconds`` together."""
-        if seconds <= 0:
+    def _interval_s(
+        self, works: Sequence[Work], costed_s: float, seconds: float
+    ) -> tuple[float, float]:
+        """The 90 % interval of what was costed at ``costed_s`` and takes ``seconds``."""
+        if costed_s <= 0:
             return seconds, seconds
-        stretch = math.exp(Z90 * self._error_s(_shares(works)) / seconds)
+        stretch = math.exp(Z90 * self._error_s(_shares(works)) / costed_s)
         return seconds / stretch, seconds * stretch
 
     def is_tie(self, first: _Costed, second: _Costed) -> bool:
@@ -296,7 +339,7 @@ class _Search:
                 low_s = high_s = span.total_s
                 calls, source = 1, "derived"
             else:
-                low_s, high_s = self._interval_s([work], span.total_s)
+                low_s, high_s = self._interval_s([work], costed.seconds[work.key], span.total_s)
                 calls = work.calls
                 source = _least_certain(self._costs[task].source for task, _ in work.parts)
             stages.append(
@@ -311,7 +354,7 @@ class _Search:
                     source=source,
                 )
             )
-        low_s, high_s = self._interval_s(costed.works, costed.iteration_s)
+        low_s, high_s = self._interval_s(costed.works, costed.iteration_s, costed.iteration_s)
         return Candidate(
             scheme=costed.scheme.name,
             placement=costed.placement,
@@ -331,15 +374,18 @@ class _Search:
 def _safest_of_equals_first(costed: list[_Costed]) -> list[_Costed]:
     """Of those within 3 % of the best score, move the safest to the front.
 
-    A smaller minibatch learns more safely, and fewer threads suffer less from other programs.
+    A smaller minibatch learns more safely, fewer threads suffer less from other programs, a policy
+    that samples is better not old, and fewer processes are simpler.
     """
     if not costed:
         return costed
 
     def risk(candidate: _Costed) -> tuple[float, ...]:
         placement = candidate.placement
-        threads = placement.sample_threads + placement.learn_threads
-        return placement.minibatch_rows, threads, -candidate.score
+        sampling = max(placement.sample_threads, placement.num_workers)
+        threads = sampling + placement.learn_threads
+        lag, workers = placement.max_policy_lag, placement.num_workers
+        return placement.minibatch_rows, threads, lag, workers, -candidate.score
 
     limit = costed[0].score * (1 - SAME_SPEED_FRACTION)
     chosen = min((c for c in costed if c.score >= limit), key=risk)
@@ -361,6 +407,10 @@ def _best_per_scheme_first(costed: Sequence[_Costed]) -> list[_Costed]:
     leading = list(first.values())
     chosen = {id(candidate) for candidate in leading}
     return leading + [candidate for candidate in costed if id(candidate) not in chosen]
+
+
+def _same_but_number(first: Task, second: Task) -> bool:
+    return (first.env, first.backend, first.workers) == (second.env, second.backend, second.workers)
 
 
 def _shares(works: Sequence[Work]) -> dict[Task, float]:

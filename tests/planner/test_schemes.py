@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplace.planner.schemes import SCHEMES, Axes
+from autoplace.planner.schemes import SCHEMES, Axes, Timing
 from autoplace.planner.schemes.hybrid import last_chunk_delay
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
@@ -22,6 +22,9 @@ AXES = Axes(
     minibatch_rows=(64,),
     transfer_intervals=(100, 30),
     env_backends=(("sync", 0),),
+    samplers=(("sync", 1), ("sync", 2), ("sync", 4)),
+    policy_lags=(1, 3),
+    usable_cpus=4,
 )
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
@@ -40,7 +43,8 @@ def works(name: str, **wanted: int):
 def test_every_lane_adds_up_to_the_iteration(scheme) -> None:
     for placement in scheme.placements(AXES, 8, 100):
         seconds = {w.key: 0.1 * (i + 1) for i, w in enumerate(scheme.work(WORKLOAD, placement))}
-        spans = scheme.layout(seconds, placement, 100)
+        timing = Timing(seconds=seconds, steps=100, usable_cpus=2, env_spread_fraction=0.3)
+        spans = scheme.layout(timing, placement)
         lanes: dict[str, float] = {}
         for span in spans:
             lanes[span.lane] = lanes.get(span.lane, 0.0) + span.total_s
@@ -55,7 +59,7 @@ def test_the_cpu_scheme_takes_turns() -> None:
         ("gae", "learner"): 1.0,
         ("update", "learner"): 4.0,
     }
-    spans = BY_NAME["cpu"].layout(seconds, first_placement("cpu"), 100)
+    spans = BY_NAME["cpu"].layout(Timing(seconds=seconds, steps=100), first_placement("cpu"))
     at = {(s.name, s.lane): (s.start_s, s.total_s) for s in spans}
     assert at["policy_step", "sampler"] == (0.0, 2.0)
     assert at["env_step", "sampler"] == (pytest.approx(0.02), 3.0)  # after the first policy step

@@ -7,12 +7,13 @@ the planner is one file and its entry in :data:`SCHEMES`.
 
 from __future__ import annotations
 
-from autoplace.planner.schemes.base import Axes, Key, Scheme, Span, Work
+from autoplace.planner.schemes.asynchronous import ASYNC
+from autoplace.planner.schemes.base import Axes, Key, Scheme, Span, Timing, Work
 from autoplace.planner.schemes.cpu import CPU
 from autoplace.planner.schemes.double_buffer import DOUBLE_BUFFER
 from autoplace.planner.schemes.gpu import GPU
 from autoplace.planner.schemes.hybrid import HYBRID
 
-__all__ = ["SCHEMES", "Axes", "Key", "Scheme", "Span", "Work"]
+__all__ = ["SCHEMES", "Axes", "Key", "Scheme", "Span", "Timing", "Work"]
 
-SCHEMES: tuple[Scheme, ...] = (CPU, HYBRID, GPU, DOUBLE_BUFFER)
+SCHEMES: tuple[Scheme, ...] = (CPU, HYBRID, GPU, DOUBLE_BUFFER, ASYNC)

@@ -58,6 +58,8 @@ class Axes:
         minibatch_rows: the declared choices, or the user's one.
         transfer_intervals: vector steps per chunk.
         env_backends: (vector backend, worker processes) with a measured step time.
+        samplers: (vector backend, sampler processes) that environments may be shared out to.
+        policy_lags: iterations that the policy which samples may be behind, where sides overlap.
         usable_cpus: cores that samplers and learners at work together may share out.
         engines: ways to execute the trainer's steps that have timings.
         precision: of gradient steps; never chosen, since it changes what is learned.
@@ -70,10 +72,29 @@ class Axes:
     minibatch_rows: tuple[int, ...]
     transfer_intervals: tuple[int, ...]
     env_backends: tuple[tuple[str, int], ...]
+    samplers: tuple[tuple[str, int], ...] = ()
+    policy_lags: tuple[int, ...] = (1,)
     usable_cpus: int = 1
     engines: tuple[str, ...] = ("eager",)
     precision: str = FP32
     accumulation_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What a layout is made from.
+
+    Attributes:
+        seconds: of each kind of work, where nothing else runs at the same time.
+        steps: vector steps in a rollout.
+        usable_cpus: cores that all threads at work share.
+        env_spread_fraction: standard deviation of the time of one vector step over its mean.
+    """
+
+    seconds: Mapping[Key, float]
+    steps: int
+    usable_cpus: int = 1
+    env_spread_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +105,15 @@ class Scheme:
         name: as users write it.
         placements: every placement worth costing, given the free values and the number of envs.
         work: what an iteration consists of.
-        layout: when it happens, from the seconds of each kind of work.
-        policy_lag: iterations that the policy which samples is behind the one which learns.
+        layout: when it happens.
+        policy_lag: iterations that the policy which samples is behind the one which learns, at
+            least.
     """
 
     name: str
     placements: Callable[[Axes, int, int], Iterator[Placement]]
     work: Callable[[Workload, Placement], tuple[Work, ...]]
-    layout: Callable[[Mapping[Key, float], Placement, int], tuple[Span, ...]]
+    layout: Callable[[Timing, Placement], tuple[Span, ...]]
     policy_lag: int = 0
 
 
@@ -105,11 +127,30 @@ class Sides(NamedTuple):
 
 
 def combinations(
-    axes: Axes, num_envs: int, sides: Sequence[Sides], intervals: Sequence[int]
+    axes: Axes,
+    num_envs: int,
+    sides: Sequence[Sides],
+    intervals: Sequence[int],
+    *,
+    backends: Sequence[tuple[str, int]] | None = None,
+    policy_lag: int = 0,
 ) -> Iterator[Placement]:
-    """Every combination of sides and chunk lengths with the values that any scheme may take."""
+    """Every combination of sides and chunk lengths with the values that any scheme may take.
+
+    Args:
+        axes: those values.
+        num_envs: environments stepped together.
+        sides: of the scheme.
+        intervals: chunk lengths.
+        backends: (vector backend, processes), where they are not those of ``axes``.
+        policy_lag: iterations that the policy which samples may be behind.
+    """
     for (backend, workers), engine, where, rows, interval in itertools.product(
-        axes.env_backends, axes.engines, sides, axes.minibatch_rows, intervals
+        axes.env_backends if backends is None else backends,
+        axes.engines,
+        sides,
+        axes.minibatch_rows,
+        intervals,
     ):
         if all(engine_on(engine, on) != engine for on in where[:2]):
             continue  # it would run nothing
@@ -131,4 +172,5 @@ def combinations(
             engine=engine,
             precision=axes.precision,
             accumulation_steps=axes.accumulation_steps,
+            max_policy_lag=policy_lag,
         )

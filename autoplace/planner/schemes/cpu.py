@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Axes, Key, Scheme, Sides, Span, Work, combinations
+from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
 from autoplace.planner.schemes.layout import interleaved, then_learning
 from autoplace.planner.schemes.work import env_step, gae, per_step, update
 from autoplace.workload import Workload
@@ -27,7 +27,8 @@ def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     )
 
 
-def _layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
+def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
+    seconds, steps = timing.seconds, timing.steps
     sampling = interleaved(seconds, ["policy_step", "env_step"], steps)
     return then_learning(seconds, sampling)
 

@@ -1,83 +1,69 @@
-"""``double-buffer``: one rollout is sampled on the CPU while the other is learned from."""
+"""``double-buffer``: one rollout is sampled on the CPU while the other is learned from.
+
+==========  ========================================================================================
+symbol      meaning
+==========  ========================================================================================
+S, M        seconds of sampling a rollout, and of learning from one
+h, m        seconds of the sampler's hand-over (copies, and sending), and of a message on its way
+==========  ========================================================================================
+
+Both sides start together and the faster one waits. A learner that is the slower one is waited for
+until its answer has arrived, and goes on when the next order has: an iteration takes
+``max(S, M + 2 m) + h``, its stages stretched where the cores do not suffice for both.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Axes, Key, Scheme, Sides, Span, Work, combinations
-from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, wait
-from autoplace.planner.schemes.work import (
-    copy_task,
-    env_step,
-    gae,
-    per_step,
-    rollout_bytes_per_row,
-    update,
-)
-from autoplace.workload import FLOAT_BYTES, Workload
+from autoplace.planner.schemes import remote
+from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
+from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, overlapped, wait
+from autoplace.planner.schemes.work import env_step, per_step
+from autoplace.workload import Workload
+
+_SAMPLING = [("policy_step", "sampler"), ("env_step", "sampler")]
 
 
 def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
     """Every core works for one side only: threads of both, and workers, fit into the CPUs."""
-    learners = [("cpu", threads) for threads in axes.learn_threads]
-    learners += [(accelerator, 1) for accelerator in axes.accelerators]
-    pairs = itertools.product(learners, axes.sample_threads)
+    pairs = itertools.product(remote.learners(axes), axes.sample_threads)
     sides = [Sides("cpu", device, threads, learning) for (device, learning), threads in pairs]
-    for placement in combinations(axes, num_envs, sides, (steps,)):
-        sampling = max(placement.sample_threads, placement.num_workers)
-        if sampling + placement.learn_threads <= axes.usable_cpus:
+    for placement in combinations(axes, num_envs, sides, (steps,), policy_lag=1):
+        if _sampling_threads(placement) + placement.learn_threads <= axes.usable_cpus:
             yield placement
 
 
+def _sampling_threads(placement: Placement) -> int:
+    return max(placement.sample_threads, placement.num_workers)
+
+
 def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
-    hyper = workload.hyperparameters
-    rows = hyper.rollout_steps * placement.num_envs
-    # Weights and both moments of Adam are taken over, the order of minibatches is handed over.
-    numbers = 3 * workload.network.num_parameters + 2 * hyper.epochs * rows
-    copied = Task(op="elementwise", threads=placement.sample_threads, shape=(numbers,))
-    handoff = Work(
-        name="handoff",
-        lane="sampler",
-        calls=1,
-        parts=((Task(op="handoff"), 1.0), (copied, 1.0)),
-    )
-    works = [
+    return (
         per_step("policy_step", workload, placement),
         env_step(workload, placement),
-        handoff,
-        gae(workload, placement),
-        update(workload, placement),
-    ]
-    device = placement.learn_device
-    if device != "cpu":
-        copies = tuple(
-            (copy_task(device, "h2d", nbytes * rows), 1.0)
-            for nbytes in (*rollout_bytes_per_row(workload).values(), 8 * hyper.epochs)
-        )
-        state = FLOAT_BYTES * 3 * workload.network.num_parameters
-        works += [
-            Work(name="rollout_to_device", lane="learner", calls=1, parts=copies),
-            Work(
-                name="weights_to_host",
-                lane="learner",
-                calls=1,
-                parts=((copy_task(device, "d2h", state), 1.0),),
-            ),
-        ]
-    return tuple(works)
+        remote.message("sampler", remote.state_copy(workload, placement)),
+        remote.message("learner"),
+        *remote.learning(workload, placement),
+    )
 
 
-def _layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
-    """Both sides start together, the faster one waits, and then they hand over."""
-    sampling = interleaved(seconds, ["policy_step", "env_step"], steps)
-    order = ("rollout_to_device", "gae", "update", "weights_to_host")
-    keys = [(name, "learner") for name in order if (name, "learner") in seconds]
+def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
+    keys = remote.learning_keys(timing)
+    seconds = overlapped(
+        timing,
+        _SAMPLING,
+        keys,
+        sampler_threads=_sampling_threads(placement),
+        learner_threads=placement.learn_threads,
+    )
+    sampling = interleaved(seconds, [name for name, _ in _SAMPLING], timing.steps)
     learning = in_sequence(seconds, keys, 0.0)
     sampled_s, learned_s = busy_s(sampling), busy_s(learning)
-    met_s, handoff_s = max(sampled_s, learned_s), seconds["handoff", "sampler"]
+    answer_s, handoff_s = seconds["handoff", "learner"], timing.seconds["handoff", "sampler"]
+    met_s = max(sampled_s, learned_s + answer_s)
     return (
         *sampling,
         *wait("sampler", sampled_s, met_s - sampled_s),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Axes, Key, Scheme, Sides, Span, Work, combinations
+from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
 from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, then_learning
 from autoplace.planner.schemes.work import (
     copy_task,
@@ -44,7 +44,8 @@ def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     )
 
 
-def _layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
+def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
+    seconds, steps = timing.seconds, timing.steps
     sampling = interleaved(
         seconds, ["obs_to_device", "policy_step", "action_to_host", "env_step"], steps
     )

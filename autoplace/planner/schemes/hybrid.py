@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Axes, Key, Scheme, Sides, Span, Work, combinations
+from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
 from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, wait
 from autoplace.planner.schemes.work import (
     copy_task,
@@ -96,7 +96,8 @@ def last_chunk_delay(sampling_s: float, copy_s: float, steps: int, interval: int
     return free_s - sampling_s
 
 
-def _layout(seconds: Mapping[Key, float], placement: Placement, steps: int) -> tuple[Span, ...]:
+def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
+    seconds, steps = timing.seconds, timing.steps
     interval = placement.transfer_interval_steps
     sampling = interleaved(seconds, ["policy_step", "env_step", "rollout_to_device"], steps)
     sampled_s = busy_s(sampling)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from autoplace.planner.schemes.base import Key, Span
+from autoplace.planner.schemes.base import Key, Span, Timing
 
 
 def in_sequence(seconds: Mapping[Key, float], keys: list[Key], start_s: float) -> list[Span]:
@@ -49,3 +49,32 @@ def then_learning(seconds: Mapping[Key, float], sampling: list[Span]) -> tuple[S
         *wait("learner", 0.0, sampled_s),
         *learning,
     )
+
+
+def overlapped(
+    timing: Timing,
+    sampling: Sequence[Key],
+    learning: Sequence[Key],
+    *,
+    sampler_threads: int,
+    learner_threads: int,
+) -> dict[Key, float]:
+    """Seconds of each kind of work where sampling and learning start at the same time.
+
+    Threads beyond the cores take turns: while both sides are at work each runs by the factor
+    ``(threads of both) / cores`` slower, and then the slower side by its own threads alone.
+    """
+    cores = timing.usable_cpus
+    crowd = max(1.0, (sampler_threads + learner_threads) / cores)
+    sides = (
+        (sampling, max(1.0, sampler_threads / cores)),
+        (learning, max(1.0, learner_threads / cores)),
+    )
+    crowded_s = [crowd * sum(timing.seconds[key] for key in keys) for keys, _ in sides]
+    both_s = min(crowded_s)
+    stretched = {}
+    for (keys, alone), side_s in zip(sides, crowded_s, strict=True):
+        share = both_s / side_s if side_s else 1.0  # of the side's work, done beside the other
+        for key in keys:
+            stretched[key] = timing.seconds[key] * (share * crowd + (1 - share) * alone)
+    return stretched

@@ -9,31 +9,31 @@ from autoplace.planner.schemes.base import Work
 from autoplace.workload import FLOAT_BYTES, Workload, minibatch_sizes
 
 
-def env_step(workload: Workload, placement: Placement) -> Work:
-    """Vector steps of all environments."""
+def env_step(workload: Workload, placement: Placement, *, num_envs: int = 0) -> Work:
+    """Vector steps of ``num_envs`` environments in one process, or of all as they are placed."""
     steps = workload.hyperparameters.rollout_steps
     task = Task(
         op="env_step",
         env=workload.env,
         backend=placement.env_backend,
-        num_envs=placement.num_envs,
-        workers=placement.num_workers,
+        num_envs=num_envs or placement.num_envs,
+        workers=0 if num_envs else placement.num_workers,
     )
     return Work(name="env_step", lane="sampler", calls=steps, parts=((task, steps),))
 
 
-def per_step(op: str, workload: Workload, placement: Placement, lane: str = "sampler") -> Work:
-    """A stage that runs once per vector step on the device that samples."""
+def per_step(op: str, workload: Workload, placement: Placement, *, rows: int = 0) -> Work:
+    """A stage that runs once per vector step, on ``rows`` rows (0: all), where sampling is done."""
     steps = workload.hyperparameters.rollout_steps
     task = Task(
         op=op,
         device=placement.sample_device,
         threads=placement.sample_threads,
         network=workload.network,
-        rows=placement.num_envs,
+        rows=rows or placement.num_envs,
         engine=engine_on(placement.engine, placement.sample_device),
     )
-    return Work(name=op, lane=lane, calls=steps, parts=((task, steps),))
+    return Work(name=op, lane="sampler", calls=steps, parts=((task, steps),))
 
 
 def gae(workload: Workload, placement: Placement) -> Work:

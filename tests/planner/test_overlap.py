@@ -1,0 +1,257 @@
+"""Schemes that sample and learn at the same time, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from autoplace.errors import UsageError
+from autoplace.planner.choices import (
+    LAG_EFFICIENCY,
+    lag_efficiency,
+    policy_lags,
+    sampler_counts,
+)
+from autoplace.planner.memory import estimate_bytes
+from autoplace.planner.schemes import Timing
+from autoplace.planner.schemes.asynchronous import ASYNC, straggling_s
+from autoplace.planner.schemes.double_buffer import DOUBLE_BUFFER
+from autoplace.planner.schemes.layout import overlapped
+from autoplace.planner.search import make_plan
+from tests.planner.test_schemes import AXES, WORKLOAD
+from tests.planner.test_search import ENV, workload
+from tests.synthetic import GPU, Truth, make_calibration
+
+SAMPLING = {("policy_step", "sampler"): 2.0, ("env_step", "sampler"): 3.0}
+LEARNING = {("gae", "learner"): 1.0, ("update", "learner"): 3.0}
+
+
+def at(spans):
+    return {(s.name, s.lane): (pytest.approx(s.start_s), pytest.approx(s.total_s)) for s in spans}
+
+
+# --------------------------------------------------------------------------------------------------
+# Both sides at once
+
+
+@pytest.mark.parametrize(
+    ("sampler_threads", "learner_threads", "cores", "sampled", "learned"),
+    [
+        (1, 1, 2, 5.0, 4.0),  # a core each
+        # Three threads on two cores: all slow by 1.5, the learner is through after 6 s; of the
+        # sampling 4 s are done by then, and the last second runs at full speed.
+        (2, 1, 2, 7.0, 6.0),
+        # Four threads on two cores: the learner is through after 8 s, 4 s of the sampling are
+        # done; its three threads, alone on two cores, then need 1.5 s for the last second.
+        (3, 1, 2, 9.5, 8.0),
+    ],
+)
+def test_threads_beyond_the_cores_take_turns(
+    sampler_threads: int, learner_threads: int, cores: int, sampled: float, learned: float
+) -> None:
+    timing = Timing(seconds={**SAMPLING, **LEARNING}, steps=100, usable_cpus=cores)
+    seconds = overlapped(
+        timing,
+        list(SAMPLING),
+        list(LEARNING),
+        sampler_threads=sampler_threads,
+        learner_threads=learner_threads,
+    )
+    assert sum(seconds[key] for key in SAMPLING) == pytest.approx(sampled)
+    assert sum(seconds[key] for key in LEARNING) == pytest.approx(learned)
+    # every stage of a side is stretched alike
+    assert seconds["env_step", "sampler"] == pytest.approx(sampled * 3 / 5)
+
+
+# --------------------------------------------------------------------------------------------------
+# double-buffer
+
+
+def double_buffer(sampling_s: float, update_s: float):
+    seconds = {
+        ("policy_step", "sampler"): 0.25 * sampling_s,
+        ("env_step", "sampler"): 0.75 * sampling_s,
+        ("handoff", "sampler"): 0.5,
+        ("handoff", "learner"): 0.25,
+        ("gae", "learner"): 1.0,
+        ("update", "learner"): update_s,
+    }
+    placement = next(DOUBLE_BUFFER.placements(AXES, 8, 100))
+    assert placement.max_policy_lag == 1
+    return at(DOUBLE_BUFFER.layout(Timing(seconds=seconds, steps=100, usable_cpus=2), placement))
+
+
+def test_a_slow_learner_is_waited_for_until_its_answer_has_arrived() -> None:
+    spans = double_buffer(sampling_s=2.0, update_s=4.0)
+    # order 0.25, gae 1, update 4, answer 0.25: both meet at 5.5 and hand over until 6
+    assert spans["wait", "sampler"] == (2.0, 3.5)
+    assert spans["handoff", "sampler"] == (5.5, 0.5)
+    assert spans["handoff", "learner"] == (0.0, 0.25)
+    assert spans["update", "learner"] == (1.25, 4.0)
+    assert spans["wait", "learner"] == (5.25, 0.75)
+
+
+def test_a_slow_sampler_does_not_wait_for_messages() -> None:
+    spans = double_buffer(sampling_s=8.0, update_s=4.0)
+    assert ("wait", "sampler") not in spans
+    assert spans["handoff", "sampler"] == (8.0, 0.5)
+    assert spans["wait", "learner"] == (5.25, 3.25)
+
+
+# --------------------------------------------------------------------------------------------------
+# async
+
+
+def asynchronous(spread: float, **placement: int):
+    seconds = {
+        ("policy_step", "sampler"): 2.0,
+        ("env_step", "sampler"): 3.0,
+        ("handoff", "sampler"): 0.5,
+        ("handoff", "learner"): 0.25,
+        ("gae", "learner"): 1.0,
+        ("update", "learner"): 4.0,
+    }
+    first = next(ASYNC.placements(AXES, 8, 100))
+    timing = Timing(seconds=seconds, steps=100, usable_cpus=4, env_spread_fraction=spread)
+    return at(ASYNC.layout(timing, dataclasses.replace(first, **placement)))
+
+
+def test_async_takes_as_long_as_its_slower_side() -> None:
+    spans = asynchronous(0.0, num_workers=2, max_policy_lag=1)
+    assert spans["policy_step", "sampler"] == (0.0, 2.0)
+    assert spans["env_step", "sampler"] == (0.02, 3.0)
+    assert spans["handoff", "sampler"] == (5.0, 0.5)
+    assert ("wait", "sampler") not in spans  # 5.5 against 5.25
+    assert spans["wait", "learner"] == (5.25, 0.25)
+
+
+def test_parts_of_varying_length_cost_what_slack_does_not_absorb() -> None:
+    # A vector step varies by 30 %, so 100 steps of 3 s together by 3 x 0.3 / 10 = 0.09 s. The
+    # longer of two parts is longer by 0.5895 of that (Blom's value), 0.05305 s; a process may be
+    # 5.5 - 5.25 = 0.25 s ahead: 0.05305 / (1 + 0.25 / 0.05305) = 0.009287 s remain.
+    spans = asynchronous(0.3, num_workers=2, max_policy_lag=1)
+    assert spans["wait", "sampler"] == (5.5, pytest.approx(0.009287, rel=1e-3))
+    # One process alone, or a lag of 3 iterations, makes it next to nothing.
+    assert ("wait", "sampler") not in asynchronous(0.3, num_workers=1, max_policy_lag=1)
+    slack = asynchronous(0.3, num_workers=2, max_policy_lag=3)
+    assert slack["wait", "sampler"] == (5.5, pytest.approx(0.05305 / (1 + 11.25 / 0.05305), 1e-3))
+
+
+def simulated_s(count: int, spread: float, learning: float, lag: int) -> float:
+    """Seconds of an iteration, part by part: a part is 1 s in the mean, and normal."""
+    rng, iterations = np.random.default_rng(0), 4000
+    ready, made = np.zeros(count), [0.0] * (lag + 1)
+    for _ in range(iterations):
+        ready = np.maximum(ready, made[0]) + 1 + spread * rng.standard_normal(count)
+        made = [*made[1:], max(made[-1], ready.max()) + learning]
+    return made[-1] / iterations
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("learning", [0.1, 0.9, 1.2])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_stragglers_cost_what_a_simulation_of_the_pipeline_says(
+    count: int, learning: float, lag: int
+) -> None:
+    sampling = 1 + straggling_s(1.0, 0.05, learning, count, lag)
+    assert max(sampling, learning, (sampling + learning) / (lag + 1)) == pytest.approx(
+        simulated_s(count, 0.05, learning, lag), rel=0.015
+    )
+
+
+def test_the_environments_are_shared_out_evenly_and_little_beyond_the_cores() -> None:
+    assert sampler_counts(8, 2) == (1, 2, 4)
+    assert sampler_counts(6, 4) == (1, 2, 3, 6)
+    assert sampler_counts(7, 2) == (1, 7)
+    assert sampler_counts(1, 64) == (1,)
+
+
+def test_a_learner_of_several_threads_shares_no_core_with_a_sampler() -> None:
+    placements = list(ASYNC.placements(AXES, 8, 100))
+    assert {(p.num_workers, p.max_policy_lag) for p in placements} == {
+        (workers, lag) for workers in (1, 2, 4) for lag in (1, 3)
+    }
+    for placement in placements:
+        assert placement.sample_threads == 1
+        if placement.learn_threads > 1:
+            assert placement.num_workers + placement.learn_threads <= 4
+    assert not list(ASYNC.placements(dataclasses.replace(AXES, usable_cpus=1), 8, 100))
+
+
+def test_each_process_steps_its_share() -> None:
+    placement = next(p for p in ASYNC.placements(AXES, 8, 100) if p.num_workers == 4)
+    works = {work.key: work for work in ASYNC.work(WORKLOAD, placement)}
+    ((step, count),) = works["env_step", "sampler"].parts
+    assert (step.num_envs, step.workers, count) == (2, 0, 100)
+    ((policy, count),) = works["policy_step", "sampler"].parts
+    assert (policy.rows, count) == (2, 100)
+    ((gae, _),) = works["gae", "learner"].parts
+    assert gae.shape == (100, 8)
+
+
+def test_a_lag_keeps_rollouts_weights_and_processes_in_memory() -> None:
+    one, three = (
+        next(p for p in ASYNC.placements(AXES, 8, 100) if p.max_policy_lag == lag) for lag in (1, 3)
+    )
+    rows = 800 * (4 * 4 + 8 + 12)
+    more = estimate_bytes(WORKLOAD, three)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
+    assert more >= 2 * (rows + 4 * WORKLOAD.network.num_parameters)
+    two = dataclasses.replace(one, num_workers=one.num_workers + 1)
+    process = estimate_bytes(WORKLOAD, two)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
+    assert 50e6 < process < 500e6
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans
+
+
+@pytest.fixture(scope="module")
+def server():
+    return make_calibration(Truth(gpu=True), env=ENV, env_step_s=2e-4, usable_cpus=8)
+
+
+def test_a_slow_environment_is_sampled_by_processes(server) -> None:
+    plan = make_plan(server, workload(minibatch_rows=256, num_envs=16))
+    assert plan.scheme == "async"
+    assert plan.placement.num_workers >= 4
+    assert plan.changes_learning == ("async samples with a policy one iteration old",)
+    lanes: dict[str, float] = {}
+    for stage in plan.chosen.stages:
+        lanes[stage.lane] = lanes.get(stage.lane, 0.0) + stage.total_s
+    assert set(lanes) == {"sampler", "learner"}
+    for total in lanes.values():
+        assert total == pytest.approx(plan.chosen.iteration_s)
+
+
+def test_what_was_given_holds_for_async_too(server) -> None:
+    given = {"num_workers": 2, "device": GPU}
+    plan = make_plan(server, workload(), scheme="async", placement=given, max_policy_lag=2)
+    assert (plan.placement.num_workers, plan.placement.learn_device) == (2, GPU)
+    for candidate in plan.candidates:
+        if candidate.rejected_because is None:
+            assert candidate.placement.num_workers == 2
+            assert candidate.placement.max_policy_lag in (1, 2)
+    with pytest.raises(UsageError, match="--num-workers is auto or one of 0, 1, 2, 4, 8, got 3"):
+        make_plan(server, workload(), scheme="async", placement={"num_workers": 3})
+
+
+def test_a_lag_of_several_iterations_is_said_and_forbidden_where_there_may_be_none(server) -> None:
+    plan = make_plan(server, workload(), scheme="async", max_policy_lag=3)
+    # As fast as with a lag of one, which is taken then.
+    assert plan.placement.max_policy_lag == 1
+    reasons = {
+        c.scheme: c.rejected_because
+        for c in make_plan(server, workload(), max_policy_lag=0).candidates
+    }
+    assert reasons["async"] == "its policy lag of 1 is above --max-policy-lag 0"
+    assert policy_lags(0) == ()
+    assert policy_lags(1) == (1,)
+    assert policy_lags(4) == (1, 4)
+
+
+def test_a_lag_is_worth_what_was_declared_for_it() -> None:
+    assert lag_efficiency(0) == 1.0
+    assert all(0 < value <= 1 for value in LAG_EFFICIENCY.values())
+    assert lag_efficiency(100) == LAG_EFFICIENCY[max(LAG_EFFICIENCY)]
