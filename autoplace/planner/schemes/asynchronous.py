@@ -28,9 +28,15 @@ from collections.abc import Iterator
 
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes import remote
 from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
 from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, overlapped, wait
+from autoplace.planner.schemes.remote import (
+    learner_keys,
+    learner_works,
+    learners,
+    message,
+    state_copy,
+)
 from autoplace.planner.schemes.work import env_step, per_step
 from autoplace.workload import Workload
 
@@ -41,7 +47,7 @@ def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
     """More processes than cores only take turns; a learner of several threads would collapse."""
     if axes.usable_cpus < 2:
         return
-    sides = [Sides("cpu", device, 1, threads) for device, threads in remote.learners(axes)]
+    sides = [Sides("cpu", device, 1, threads) for device, threads in learners(axes)]
     for lag in axes.policy_lags:
         for placement in combinations(
             axes, num_envs, sides, (steps,), backends=axes.samplers, policy_lag=lag
@@ -57,9 +63,9 @@ def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     return (
         per_step("policy_step", workload, placement, rows=num_envs),
         env_step(workload, placement, num_envs=num_envs),
-        remote.message("sampler", weights),
-        remote.message("learner", remote.state_copy(workload, placement), ways=2),
-        *remote.learning(workload, placement),
+        message("sampler", weights),
+        message("learner", state_copy(workload, placement), ways=2),
+        *learner_works(workload, placement),
     )
 
 
@@ -84,7 +90,7 @@ def straggling_s(part_s: float, spread_s: float, learning_s: float, count: int, 
 
 
 def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
-    keys = remote.learning_keys(timing)
+    keys = learner_keys(timing)
     count, lag = placement.num_workers, placement.max_policy_lag
     seconds = overlapped(
         timing,

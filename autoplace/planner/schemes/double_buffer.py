@@ -18,9 +18,15 @@ import itertools
 from collections.abc import Iterator
 
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes import remote
 from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
 from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, overlapped, wait
+from autoplace.planner.schemes.remote import (
+    learner_keys,
+    learner_works,
+    learners,
+    message,
+    state_copy,
+)
 from autoplace.planner.schemes.work import env_step, per_step
 from autoplace.workload import Workload
 
@@ -29,7 +35,7 @@ _SAMPLING = [("policy_step", "sampler"), ("env_step", "sampler")]
 
 def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
     """Every core works for one side only: threads of both, and workers, fit into the CPUs."""
-    pairs = itertools.product(remote.learners(axes), axes.sample_threads)
+    pairs = itertools.product(learners(axes), axes.sample_threads)
     sides = [Sides("cpu", device, threads, learning) for (device, learning), threads in pairs]
     for placement in combinations(axes, num_envs, sides, (steps,), policy_lag=1):
         if _sampling_threads(placement) + placement.learn_threads <= axes.usable_cpus:
@@ -44,14 +50,14 @@ def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     return (
         per_step("policy_step", workload, placement),
         env_step(workload, placement),
-        remote.message("sampler", remote.state_copy(workload, placement)),
-        remote.message("learner"),
-        *remote.learning(workload, placement),
+        message("sampler", state_copy(workload, placement)),
+        message("learner"),
+        *learner_works(workload, placement),
     )
 
 
 def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
-    keys = remote.learning_keys(timing)
+    keys = learner_keys(timing)
     seconds = overlapped(
         timing,
         _SAMPLING,

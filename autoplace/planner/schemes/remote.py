@@ -31,7 +31,7 @@ def state_copy(workload: Workload, placement: Placement) -> Task:
     return Task(op="elementwise", threads=placement.sample_threads, shape=(numbers,))
 
 
-def learning(workload: Workload, placement: Placement) -> list[Work]:
+def learner_works(workload: Workload, placement: Placement) -> list[Work]:
     """Work of the learner once it has been told of a rollout."""
     hyper = workload.hyperparameters
     works = [gae(workload, placement), update(workload, placement)]
@@ -51,7 +51,7 @@ def learning(workload: Workload, placement: Placement) -> list[Work]:
     return works
 
 
-def learning_keys(timing: Timing) -> list[Key]:
+def learner_keys(timing: Timing) -> list[Key]:
     """The learner's stages in their order."""
     return [(name, "learner") for name in _ORDER if (name, "learner") in timing.seconds]
 
