@@ -288,6 +288,7 @@ class Memory(Callback):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_memory_grows_by_less_than_1_percent_over_5_million_steps(tmp_path):
     memory, total_steps = Memory(), 5_000_000
     plan = planned(workers=1, rows=256, **defaults())
