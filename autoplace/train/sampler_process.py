@@ -1,8 +1,9 @@
 """The process that samples a share of the environments, at its own pace.
 
 It fills its columns of rollout after rollout, each in the memory that the rollout before it by
-``max_policy_lag + 1`` was in, with the newest weights that it has been told of. Where these are too
-old, it waits: so the bound holds for whatever is learned from, and nothing is thrown away.
+``max_policy_lag + 1`` was in, with the newest weights that a lag of 1 allows. Where all that it has
+been told of are too old, it waits: so the bound holds for whatever is learned from, and nothing is
+thrown away.
 
 The weights lie in shared memory too, version ``v`` in row ``v mod (max_policy_lag + 1)``, and are
 used where they are. That is sound: version ``v`` makes room only for version
@@ -114,7 +115,7 @@ class _Heartbeat(StopRequest):
 class _Sampler:
     def __init__(self, versions: MessageChannel, parts: MessageChannel, job: SamplerJob) -> None:
         self._versions, self._parts, self._job = versions, parts, job
-        self._version = -1
+        self._newest = self._version = -1  # that it was told of, that it acts by
         description, registered = cloudpickle.loads(job.env)
         if registered is not None:
             gym.registry[registered.id] = registered
@@ -146,8 +147,7 @@ class _Sampler:
         try:
             self._envs.reset(job.env_seeds)
             for iteration in job.iterations:
-                oldest = max(job.iterations.start, iteration - job.max_policy_lag)
-                self._find_version(at_least=oldest)
+                self._find_version(iteration)
                 self._sample(iteration)
             while True:
                 self._receive()
@@ -173,8 +173,13 @@ class _Sampler:
         )
         self._timer.add("handoff", "sampler", now() - start_s)  # keeps the next part waiting
 
-    def _find_version(self, *, at_least: int) -> None:
-        """Take the newest version; wait for one that is young enough."""
+    def _find_version(self, iteration: int) -> None:
+        """Take the newest version whose lag is not below 1; wait for one that is young enough.
+
+        Now and then, where a sampler pauses for long between two parts, the learner is through with
+        the rollout just completed. A bound of 1 would allow both versions then, and chance choose.
+        """
+        first, lag = self._job.iterations.start, self._job.max_policy_lag
         start_s = now()
         try:
             while True:
@@ -182,11 +187,12 @@ class _Sampler:
         except queue.Empty:
             pass
         self._timer.add("handoff", "sampler", now() - start_s)
-        while self._version < at_least:
+        while self._newest < max(first, iteration - lag):
             self._receive()
+        self._version = min(self._newest, max(first, iteration - min(1, lag)))
 
     def _receive(self, timeout_s: float | None = None) -> None:
         version = self._versions.get(timeout=timeout_s)
         if version is None:
             raise StopRequested
-        self._version = version
+        self._newest = version

@@ -2,22 +2,24 @@
 
 With ``W(k)`` the weights after ``k`` updates and rollouts counted from 0, each of ``W`` sampler
 processes fills the columns of its own environments in rollout after rollout: *parts*. It acts by
-the newest weights that it has been told of, ``W(v)`` in rollout ``k``, and waits for younger ones
-where ``k - v`` would exceed ``max_policy_lag``. Update ``k``, which makes ``W(k + 1)``, begins once
-all parts of rollout ``k`` are complete and update ``k - 1`` is through: it learns from rollout
-``k`` starting from ``W(k)``, so the policy lag of a part is ``k - v``. Log-probabilities and values
-are those of the weights that acted, part by part, and PPO's ratio corrects for the difference.
+the newest weights that it has been told of but ``W(k)``, ``W(v)`` in rollout ``k``, and waits for
+younger ones where ``k - v`` would exceed ``max_policy_lag``. Update ``k``, which makes ``W(k +
+1)``, begins once all parts of rollout ``k`` are complete and update ``k - 1`` is through: it learns
+from rollout ``k`` starting from ``W(k)``, so the policy lag of a part is ``k - v``.
+Log-probabilities and values are those of the weights that acted, part by part, and PPO's ratio
+corrects for the difference.
 
     sampler 0 | part 0 | part 1 | part 2 | ...
     sampler 1 | part 0  | part 1 | part 2  | ...
     learner             | update 0 | update 1 | ...
 
-A sampler begins part ``k + 1`` when it is through with part ``k``, so ``W(k + 1)`` is not there yet
-and the lag is at least 1 (except in the first rollout, and where 0 is all that is allowed). With a
-bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is learned is what
-``double-buffer`` learns. With a higher one samplers work ahead, which evens out rollouts that take
-some longer than others, and which weights act follows from how long everything took. Whatever ends
-a run early drops the parts that are under way and the rollout that is being learned from.
+A sampler begins part ``k`` when it is through with part ``k - 1``, before ``W(k)`` can have been
+learned from that. So the lag is at least 1, except in the first rollout, and where 0 is all that is
+allowed. With a bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is
+learned is what ``double-buffer`` learns. With a higher one samplers work ahead, which evens out
+rollouts that take some longer than others, and which weights act follows from how long everything
+took. Whatever ends a run early drops the parts that are under way and the rollout that is being
+learned from.
 
 The process of the run itself coordinates, and sleeps in between. Crossings between host and device:
 those of ``double-buffer``.
