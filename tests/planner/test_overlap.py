@@ -171,13 +171,23 @@ def test_the_environments_are_shared_out_evenly_and_little_beyond_the_cores() ->
 def test_a_learner_of_several_threads_shares_no_core_with_a_sampler() -> None:
     placements = list(ASYNC.placements(AXES, 8, 100))
     assert {(p.num_workers, p.max_policy_lag) for p in placements} == {
-        (workers, lag) for workers in (1, 2, 4) for lag in (1, 3)
+        (workers, lag) for workers in (2, 4) for lag in (1, 3)
     }
     for placement in placements:
         assert placement.sample_threads == 1
         if placement.learn_threads > 1:
             assert placement.num_workers + placement.learn_threads <= 4
     assert not list(ASYNC.placements(dataclasses.replace(AXES, usable_cpus=1), 8, 100))
+
+
+@pytest.mark.parametrize(
+    ("counts", "kept"), [((1, 2, 4), {2, 4}), ((1, 7), {1, 7}), ((1,), {1})], ids=str
+)
+def test_one_process_alone_is_left_to_double_buffer_where_several_fit(
+    counts: tuple[int, ...], kept: set[int]
+) -> None:
+    axes = dataclasses.replace(AXES, samplers=tuple(("sync", count) for count in counts))
+    assert {p.num_workers for p in ASYNC.placements(axes, 8, 100)} == kept
 
 
 def test_each_process_steps_its_share() -> None:

@@ -44,13 +44,19 @@ _SAMPLING = [("policy_step", "sampler"), ("env_step", "sampler"), ("handoff", "s
 
 
 def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
-    """More processes than cores only take turns; a learner of several threads would collapse."""
+    """Learners of several threads share no core: they would collapse.
+
+    One process does what ``double-buffer`` does without it, so it is left to where several do not
+    fit.
+    """
     if axes.usable_cpus < 2:
         return
+    several = any(1 < count <= axes.usable_cpus for _, count in axes.samplers)
+    samplers = [entry for entry in axes.samplers if entry[1] > 1 or not several]
     sides = [Sides("cpu", device, 1, threads) for device, threads in learners(axes)]
     for lag in axes.policy_lags:
         for placement in combinations(
-            axes, num_envs, sides, (steps,), backends=axes.samplers, policy_lag=lag
+            axes, num_envs, sides, (steps,), backends=samplers, policy_lag=lag
         ):
             threads = placement.num_workers + placement.learn_threads
             if placement.learn_threads == 1 or threads <= axes.usable_cpus:
