@@ -38,8 +38,8 @@ __all__ = ["CONTEXT_ERROR", "UNTIMED_ERROR", "Z90", "Cost", "CostModel", "fit_co
 
 Array = NDArray[np.float64]
 
-# Relative standard error of what a step takes within a run, known from timing it alone: there it
-# meets caches, allocators and sleeping threads as the stages before it left them.
+# Relative standard error that a step's time within a run has on top, known from timing it alone:
+# there it meets caches, allocators and sleeping threads as the stages before it left them.
 CONTEXT_ERROR = 0.04
 # Relative standard error of a prediction in whose kind nothing at all was timed, of a time that was
 # scaled from another machine's, and of any on a machine that is modelled from published figures.
@@ -139,8 +139,13 @@ class CostModel:
                 errors[f"{op}@{device}"].append(float(np.median(np.abs(correction.left_out))))
         return {name: float(np.median(values)) for name, values in sorted(errors.items())}
 
-    def predict(self, tasks: Iterable[Task]) -> dict[Task, Cost]:
+    def predict(self, tasks: Iterable[Task], *, within_run: bool = False) -> dict[Task, Cost]:
         """Cost each distinct task once.
+
+        Args:
+            tasks: what to cost.
+            within_run: whether the trainer's steps are meant as they are among the other stages of
+                a run, which is known less well than their time alone.
 
         Raises:
             CalibrationError: a task concerns a device or an environment that was never measured.
@@ -151,16 +156,18 @@ class CostModel:
         for task in distinct:
             measured = self._measured.get(task)
             if measured is not None:
-                error = _in_context(task, self._errors[task])
-                costs[task] = _cost(measured.median_s, error, _SOURCES[measured.origin])
+                source = _SOURCES[measured.origin]
+                costs[task] = _cost(measured.median_s, self._errors[task], source)
             elif task.op == "env_step":
                 costs[task] = self._env_step(task)
             else:
                 pending[_kind(task)].append(task)
         for kind, group in pending.items():
             costs.update(self._predict_kind(kind, group))
+        if within_run:
+            costs = {task: _within_run(task, cost) for task, cost in costs.items()}
         if self._is_modelled:
-            return {task: _as_modelled(costs[task]) for task in distinct}
+            costs = {task: _as_modelled(cost) for task, cost in costs.items()}
         return {task: costs[task] for task in distinct}
 
     def _predict_kind(self, kind: tuple[object, ...], group: Sequence[Task]) -> dict[Task, Cost]:
@@ -178,9 +185,7 @@ class CostModel:
             }
         log_seconds, errors, outside = correction.predict(group, parts)
         return {
-            task: _cost(
-                math.exp(y), _in_context(task, float(e)), "extrapolated" if out else "interpolated"
-            )
+            task: _cost(math.exp(y), float(e), "extrapolated" if out else "interpolated")
             for task, y, e, out in zip(group, log_seconds, errors, outside, strict=True)
         }
 
@@ -235,7 +240,7 @@ class CostModel:
         source = "interpolated" if inside else "extrapolated"
         if inside and rows[0].origin != "measured":
             source = _SOURCES[rows[0].origin]
-        return _cost(predicted, _in_context(task, error), source)
+        return _cost(predicted, error, source)
 
 
 # What a cost is called that was taken as it stands, by the origin of the measurement.
@@ -253,10 +258,12 @@ def _as_modelled(cost: Cost) -> Cost:
     return _cost(cost.seconds, error, source)
 
 
-def _in_context(task: Task, error: float) -> float:
-    """The error of a prediction where the task is a step of the trainer's."""
-    is_step = task.network is not None or task.env is not None
-    return math.hypot(error, CONTEXT_ERROR) if is_step else error
+def _within_run(task: Task, cost: Cost) -> Cost:
+    """The cost where the task is one of the trainer's steps in a run."""
+    if task.network is None and task.env is None:
+        return cost
+    error = math.hypot(cost.standard_error_s / cost.seconds, CONTEXT_ERROR)
+    return _cost(cost.seconds, error, cost.source)
 
 
 def _any_number(task: Task) -> Task:

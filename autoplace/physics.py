@@ -11,10 +11,12 @@ h, g                    rows and columns of its result at which a matmul reaches
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +127,26 @@ def fit_line(rows: Sequence[Measurement], nbytes: Callable[[Task], float]) -> Li
     return Line(fixed, rate)
 
 
+_Fit = TypeVar("_Fit", Matmul, Line)
+
+
+def _at_threads(fits: Mapping[tuple[str, int], _Fit], device: str, threads: int) -> _Fit | None:
+    """A device's fit at a thread count: geometric between timed counts, the nearest beyond them."""
+    if (device, threads) in fits:
+        return fits[device, threads]
+    counts = [count for name, count in fits if name == device]
+    if not counts:
+        return None
+    lower = max((c for c in counts if c < threads), default=min(counts))
+    upper = min((c for c in counts if c > threads), default=max(counts))
+    first, second = fits[device, lower], fits[device, upper]
+    if lower == upper:
+        return first
+    share = math.log(threads / lower) / math.log(upper / lower)
+    values = zip(dataclasses.astuple(first), dataclasses.astuple(second), strict=True)
+    return type(first)(*(a * (b / a) ** share for a, b in values))
+
+
 class Primitives:
     """The machine's basic rates, per device, and on the CPU per thread count."""
 
@@ -172,27 +194,22 @@ class Primitives:
                 )
         self.devices = calibration.devices
 
-    def thread_count(self, device: str, threads: int) -> int:
-        """The timed thread count nearest to ``threads``, in ratio."""
-        counts = [count for name, count in self.matmul if name == device]
-        return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
-
     def matmul_for(self, device: str, threads: int) -> Matmul:
-        """The matmul rates of a device with the nearest timed thread count."""
-        return self.matmul[device, self.thread_count(device, threads)]
+        """The matmul rates of a device with so many threads."""
+        model = _at_threads(self.matmul, device, threads)
+        assert model is not None, device  # the calibration was refused otherwise
+        return model
 
     def memory_s(self, device: str, threads: int, nbytes: float) -> float:
         """Seconds to stream ``nbytes`` through the device's memory."""
-        line = self.elementwise.get((device, self.thread_count(device, threads)))
-        if line is None:
-            line = self.elementwise.get((device, 1))
+        line = _at_threads(self.elementwise, device, threads)
         if line is None:
             return nbytes / self.matmul_for(device, threads).bytes_per_s
         return nbytes / line.bytes_per_s
 
     def activation_s(self, device: str, threads: int, numbers: float) -> float:
         """Seconds of a tanh over so many numbers, its fixed part left out."""
-        line = self.activation.get((device, self.thread_count(device, threads)))
+        line = _at_threads(self.activation, device, threads)
         if line is None:
             return self.memory_s(device, threads, 2.0 * FLOAT_BYTES * numbers)
         return numbers / line.bytes_per_s

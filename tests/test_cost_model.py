@@ -37,6 +37,16 @@ def test_sizes_that_were_never_timed_are_predicted_within_a_few_per_cent(
     assert np.quantile(errors, 0.9) < 0.15
 
 
+@pytest.mark.parametrize("threads", [3, 6, 10])
+def test_thread_counts_between_the_timed_ones_are_predicted_too(threads: int) -> None:
+    truth = Truth()
+    model = fit_cost_model(make_calibration(truth, usable_cpus=12))
+    errors = np.abs(
+        log_errors(truth, random_tasks(np.random.default_rng(6), "cpu", 90, threads), model)
+    )
+    assert np.median(errors) < 0.05
+
+
 def test_noise_of_five_per_cent_barely_moves_predictions() -> None:
     truth = Truth()
     rng = np.random.default_rng(5)

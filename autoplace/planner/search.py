@@ -243,7 +243,7 @@ class _Search:
             task for _, _, works in pending for work in works for task, _ in work.parts
         )
         missing = [task for task in tasks if task not in self._costs]
-        self._costs.update(self._model.predict(missing))
+        self._costs.update(self._model.predict(missing, within_run=True))
         costed = [self._cost(workload, *entry) for entry in pending]
         costed.sort(key=lambda c: (-c.score, c.placement.minibatch_rows, c.scheme.name))
         return _safest_of_equals_first(costed), rejected

@@ -1,0 +1,46 @@
+"""Tasks that no calibration timed, on noiseless machines: predicted and held against the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoplace.cost_model import fit_cost_model
+from autoplace.measure.calibrate import calibrate
+from tests.emulated.machine import EmulatedMachine
+from tests.emulated.recover import BUDGET_S
+from tests.emulated.spec import load_spec
+
+SCRIPT = Path(__file__).parents[2] / "calibration" / "held_out.py"
+_spec = importlib.util.spec_from_file_location("held_out", SCRIPT)
+assert _spec is not None and _spec.loader is not None
+held_out = importlib.util.module_from_spec(_spec)
+sys.modules["held_out"] = held_out
+_spec.loader.exec_module(held_out)
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "tasks"),
+    [
+        ("laptop_weak_gpu", 1, 60),
+        pytest.param("desktop_fast_gpu", 12, 300, marks=pytest.mark.slow),
+        pytest.param("unified_memory", 8, 300, marks=pytest.mark.slow),
+    ],
+)
+def test_without_noise_held_out_tasks_are_predicted_closely(
+    name: str, cores: int, tasks: int
+) -> None:
+    spec = load_spec(name)
+    spec = dataclasses.replace(spec, cpu=dataclasses.replace(spec.cpu, cores=cores))
+    with EmulatedMachine(spec, dry=True) as machine:
+        calibration = calibrate(budget_s=BUDGET_S, machine=machine.machine())
+        chosen = held_out.held_out_tasks(calibration, tasks)
+        trials = held_out.hold_out(fit_cost_model(calibration), chosen, passes=1, pass_s=0.0)
+    print(held_out.as_text(trials))
+    found = held_out.summary(trials)
+    assert found["median_error"] <= 0.03
+    assert found["p90_error"] <= 0.08
