@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -57,12 +58,20 @@ def test_noise_of_five_per_cent_barely_moves_predictions() -> None:
     assert np.median(errors) < 0.06
 
 
-def test_samples_a_thousand_times_too_long_do_not_move_predictions() -> None:
+@pytest.mark.parametrize("spread", [0.0, 0.03])
+def test_samples_a_thousand_times_too_long_do_not_move_predictions(spread: float) -> None:
     truth = Truth()
-    rng = np.random.default_rng(7)
-    clean = fit_cost_model(make_calibration(truth, samples=21))
-    spoilt = fit_cost_model(
-        make_calibration(truth, samples=21, noise=lambda: 1000.0 if rng.random() < 0.05 else 1.0)
+
+    def noise(outliers: float) -> Callable[[], float]:
+        rng, chosen = np.random.default_rng(7), np.random.default_rng(8)
+        return lambda: (
+            math.exp(spread * rng.standard_normal())
+            * (1000.0 if chosen.random() < outliers else 1.0)
+        )
+
+    clean, spoilt = (
+        fit_cost_model(make_calibration(truth, samples=41, noise=noise(share)))
+        for share in (0.0, 0.05)
     )
     tasks = random_tasks(np.random.default_rng(2), "cpu", 60, 1)
     first, second = clean.predict(tasks), spoilt.predict(tasks)

@@ -1,8 +1,9 @@
 """``calibrate()``: time what a cost model needs within a budget.
 
-Every task gets a first visit in order of usefulness. What is left of the budget then goes, in
-further rounds, to the tasks whose medians are known worst, so that the later samples of a task are
-taken minutes after the first and a passing disturbance cannot spoil it alone.
+Every task gets a first visit in order of usefulness, and a second one in reverse order: whatever
+makes the machine slower and slower then hits all tasks alike. What is left of the budget goes to
+the tasks whose medians are known worst. Between visits a sentinel is timed, which tells whether
+other programs or a drifting clock interfered; if so, the calibration says when and by how much.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autoplace.measure.envs import measure_backends
 from autoplace.measure.grid import calibration_tasks
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
 from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
+from autoplace.measure.sentinel import Sentinel
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.units import format_percent, format_seconds
@@ -30,8 +32,9 @@ _log = logging.getLogger(__name__)
 # With what importing and detecting takes, a minute and ten seconds.
 DEFAULT_BUDGET_S = 55.0
 QUICK_BUDGET_S = 6.5
-# Share of the budget that the first visits may use.
-_FIRST_VISITS = 0.75
+# Shares of the budget by whose end the first and the second visits are to be done.
+_FIRST_VISITS = 0.5
+_SECOND_VISITS = 0.8
 # No first visit may take more than this many times its share of the time that is left.
 _LARGEST_SHARE = 6.0
 # Share of the memory that a single probe may take.
@@ -111,6 +114,7 @@ def _calibrate(
     tasks = calibration_tasks(names, machine.usable_cpus, engines=device.cpu_engines(), quick=quick)
     session = _Session(machine, tasks, start_s, budget_s, progress)
     session.first_visits()
+    session.second_visits()
     session.refine()
     measurements = session.measurements()
     for env in envs:
@@ -166,6 +170,7 @@ class _Session:
         self._progress = progress
         self._left_out: list[tuple[Task, str]] = []
         self._done = 0
+        self._sentinel = Sentinel(machine.usable_cpus, budget_s)
 
     def first_visits(self) -> None:
         """Visit every task once, giving each an equal share of what is left."""
@@ -183,6 +188,17 @@ class _Session:
                 continue
             self._visit(task, share_s, refining=False)
             self._done += 1
+
+    def second_visits(self) -> None:
+        """Visit every task again in reverse order, as far as the time for it goes."""
+        pending = [task for task, series in self._series.items() if series.times_s]
+        deadline_s = self._start_s + _SECOND_VISITS * self._budget_s
+        while pending and device.now() < deadline_s:
+            task = pending[-1]
+            share_s = (deadline_s - device.now()) / len(pending)
+            if self._needed_s(task) <= _LARGEST_SHARE * share_s and self._series[task].wants_more:
+                self._visit(task, share_s, refining=True)
+            pending.pop()
 
     def refine(self) -> None:
         """Spend what is left on the medians that are known worst."""
@@ -202,8 +218,7 @@ class _Session:
             visited = 0
             for _, _, task in worst:
                 left_s = self._end_s - device.now()
-                series = self._series[task]
-                needed_s = 5 * series.calls * sum(times[-1] for times in series.times_s)
+                needed_s = self._needed_s(task)
                 if left_s <= 0:
                     return
                 if needed_s > left_s:
@@ -212,6 +227,11 @@ class _Session:
                 visited += 1
             if not visited:
                 return
+
+    def _needed_s(self, task: Task) -> float:
+        """Seconds that another visit takes at least."""
+        series = self._series[task]
+        return 5 * series.calls * sum(times[-1] for times in series.times_s)
 
     def _visit(self, task: Task, time_limit_s: float, *, refining: bool) -> None:
         if self._progress is not None:
@@ -226,6 +246,7 @@ class _Session:
                     refining=refining,
                 )
             )
+        self._sentinel.look()
         with device.torch_threads(task.threads):
             probe = build_probe(task)
             try:
@@ -276,6 +297,14 @@ class _Session:
             warnings.append(
                 f"{len(self._left_out)} of {len(self._series)} tasks were not timed ({shown}): "
                 "raise --budget to have them"
+            )
+        spell = self._sentinel.slow_spell()
+        if spell is not None:
+            warnings.append(
+                f"the machine was {format_percent(spell.slowdown_fraction)} slower than at other "
+                f"times from second {spell.start_s:.0f} to second {spell.end_s:.0f} of the "
+                "calibration (other programs, or a clock that changed its rate): "
+                "calibrate again when it is quiet"
             )
         doubtful = [m for m in self.measurements() if m.error_fraction > _DOUBTFUL_ERROR]
         if doubtful:

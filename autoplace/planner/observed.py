@@ -114,9 +114,10 @@ class ObservedModel(CostModel):
         on_cpu = [f for (op, on), f in factors.items() if on == CPU and op != "handoff"]
         self._cpu_factor = statistics.median(on_cpu) if on_cpu else 1.0
 
-    def predict(self, tasks: Iterable[Task]) -> dict[Task, Cost]:
+    def predict(self, tasks: Iterable[Task], *, within_run: bool = False) -> dict[Task, Cost]:
         """Cost each distinct task once, as it is now."""
-        return {task: self._scaled(task, cost) for task, cost in super().predict(tasks).items()}
+        costs = super().predict(tasks, within_run=within_run)
+        return {task: self._scaled(task, cost) for task, cost in costs.items()}
 
     def _scaled(self, task: Task, cost: Cost) -> Cost:
         factor = self._factors.get((task.op, task.device))

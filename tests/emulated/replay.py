@@ -16,6 +16,7 @@ from unittest import mock
 
 from autoplace import device
 from autoplace.measure import calibrate as calibration_module
+from autoplace.measure import sentinel
 from autoplace.measure.probes import build_probe
 from autoplace.measure.timing import Probe
 from autoplace.measurement import Calibration, Task
@@ -55,11 +56,12 @@ class Replay:
 
     def __init__(self, spec: MachineSpec, tasks: Iterable[Task]) -> None:
         quiet = spec.with_noise(lognormal_sigma=0.0, outlier_fraction=0.0)
+        self._cores = spec.cpu.cores
         self._tasks = list(tasks)
         self._probes: dict[Task, tuple[Probe, float]] = {}
         with EmulatedMachine(quiet, dry=True) as machine:
             self._machine = machine.machine()
-            for task in self._tasks:
+            for task in (*self._tasks, sentinel.task_of(spec.cpu.cores)):
                 assert task.op in BASICS, task
                 with device.torch_threads(task.threads):
                     probe = build_probe(task)
@@ -69,8 +71,18 @@ class Replay:
                 assert math.isclose(few, more, rel_tol=1e-9), task
                 self._probes[task] = probe, few
 
-    def calibrate(self, noise: NoiseSpec, *, budget_s: float) -> Calibration:
-        """One calibration under ``noise``."""
+    def calibrate(
+        self,
+        noise: NoiseSpec,
+        *,
+        budget_s: float,
+        competing_load: Callable[[float], float] = lambda _now_s: 0.0,
+    ) -> Calibration:
+        """One calibration under ``noise``.
+
+        ``competing_load`` gives the cores' worth of other programs' work at a time, which the
+        CPU's tasks share as they do on the emulated machine.
+        """
         clock = _ReplayClock()
         draws = random.Random(noise.seed)
 
@@ -82,6 +94,9 @@ class Replay:
                 if draws.random() < noise.outlier_fraction:
                     factor *= noise.outlier_factor
                 factor *= 1.0 + noise.drift_per_s * clock.time_s
+                if task.device == "cpu":
+                    busy = task.threads + competing_load(clock.time_s)
+                    factor *= max(1.0, busy / self._cores)
                 clock.time_s += calls * seconds * factor
                 return (seconds * factor,)
 
@@ -94,6 +109,7 @@ class Replay:
 
         with (
             mock.patch.object(calibration_module, "build_probe", replayed),
+            mock.patch.object(sentinel, "build_probe", replayed),
             mock.patch.object(
                 calibration_module, "calibration_tasks", lambda *_, **__: self._tasks
             ),
