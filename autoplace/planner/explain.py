@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from autoplace.planner.plan import LANES, Candidate, Placement, Plan, Stage
-from autoplace.units import format_percent, format_rate, format_seconds, significant
+import textwrap
+
+from autoplace.planner.plan import LANES, Candidate, Flip, Placement, Plan, Stage
+from autoplace.units import format_percent, format_rate, format_seconds
 from autoplace.workload import NetworkSpec
 
 _SHOWN_CANDIDATES = 6
@@ -172,14 +174,30 @@ def _leading(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 def _flips(plan: Plan) -> str:
     if not plan.flips:
         return ""
-    lines = []
+    flips: dict[str, list[Flip]] = {}
     for flip in plan.flips:
-        sign = "≥" if flip.to_value > flip.from_value else "≤"
-        lines.append(
-            f"{flip.scheme_to} pays from {flip.parameter} {sign} {significant(flip.to_value)} "
-            f"(now {significant(flip.from_value)})"
-        )
-    return "What would change the choice, each alone:\n" + _bullets(tuple(lines))
+        where = "" if flip.device_from == flip.device_to else f" on {flip.device_to}"
+        flips.setdefault(f"{flip.scheme_to}{where}", []).append(flip)
+    lines = tuple(
+        f"{choice} pays from {' or '.join(_edge(flip) for flip in found)} "
+        f"(now {', '.join(_value(flip, flip.from_value) for flip in found)})"
+        for choice, found in flips.items()
+    )
+    return "What would change the choice, each alone:\n" + "\n".join(
+        textwrap.fill(line, 100, initial_indent="  - ", subsequent_indent="    ") for line in lines
+    )
+
+
+def _edge(flip: Flip) -> str:
+    sign = "≥" if flip.to_value > flip.from_value else "≤"
+    name = {"env_step_s": "an env step", "observation_size": "observations"}.get(
+        flip.parameter, flip.parameter
+    )
+    return f"{name} {sign} {_value(flip, flip.to_value)}"
+
+
+def _value(flip: Flip, value: float) -> str:
+    return format_seconds(value) if flip.parameter == "env_step_s" else f"{value:,.0f}"
 
 
 def _bullets(lines: tuple[str, ...]) -> str:

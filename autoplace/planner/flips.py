@@ -1,101 +1,163 @@
-"""What would flip a choice: the nearest change of one parameter at which another scheme wins."""
+"""What would flip a choice: the nearest change of one parameter at which another one wins.
+
+A choice is a scheme and the device that learns; a mere change of threads or workers is no flip.
+Each parameter is searched alone, upwards and downwards, over a wide range and then by bisection.
+Asked about are the placements with few, with many and with the chosen number of threads, with the
+chosen and the longest chunks: the others lie between them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from autoplace.planner.plan import Flip, Placement
+from autoplace.planner.schemes import Axes
 from autoplace.workload import Workload
 
-# The widest change of a parameter that is searched.
-FLIP_REACH = 64.0
-_BISECTIONS = 5  # of an interval that spans a factor of two: to 2 %
+_STEP = 4.0  # factor between the values that are looked at first
+_STEPS = 3  # of them, upwards and downwards
+_BISECTIONS = 6  # of an interval that spans such a factor: to 2 %
 
-Winner = Callable[[Workload], "str | None"]
+
+class Choice(NamedTuple):
+    """What wins."""
+
+    scheme: str
+    learn_device: str
+
+
+class Change(NamedTuple):
+    """A workload, and seconds by which each step of one environment takes longer (or shorter)."""
+
+    workload: Workload
+    env_extra_s: float = 0.0
+
+
+Winner = Callable[[Change], "Choice | None"]
 
 
 def find_flips(
-    workload: Workload, scheme: str, placement: Placement, winner: Winner
+    workload: Workload, choice: Choice, placement: Placement, env_step_s: float, winner: Winner
 ) -> tuple[Flip, ...]:
-    """The nearest flip of each parameter, alone.
+    """The nearest flip of each parameter, alone, in either direction.
 
     Args:
         workload: what was planned.
-        scheme: what was chosen for it.
+        choice: what was chosen for it.
         placement: likewise.
-        winner: the scheme that is chosen for another workload, ``None`` where none can run it.
+        env_step_s: seconds that a step of one environment takes.
+        winner: what is chosen after a change, ``None`` where nothing can run it.
     """
     found = (
-        _find_flip(parameter, start, change, scheme, winner)
-        for parameter, start, change in _parameters(workload, placement)
+        _find_flip(parameter, start, factor, change, choice, winner)
+        for parameter, start, change in _parameters(workload, placement, env_step_s)
+        for factor in (_STEP, 1 / _STEP)
     )
     return tuple(flip for flip in found if flip is not None)
+
+
+def few_placements(axes: Axes, placement: Placement) -> Axes:
+    """The axes with only those values that a search for flips looks at."""
+
+    def some(values: tuple[int, ...], chosen: int) -> tuple[int, ...]:
+        return tuple(v for v in values if v in (min(values), chosen, max(values)))
+
+    longest = max(axes.transfer_intervals)
+    intervals = (placement.transfer_interval_steps, longest)
+    return dataclasses.replace(
+        axes,
+        sample_threads=some(axes.sample_threads, placement.sample_threads),
+        learn_threads=some(axes.learn_threads, placement.learn_threads),
+        transfer_intervals=tuple(v for v in axes.transfer_intervals if v in intervals),
+    )
 
 
 def _find_flip(
     parameter: str,
     start: float,
-    change: Callable[[float], Workload | None],
-    scheme: str,
+    factor: float,
+    change: Callable[[float], Change | None],
+    choice: Choice,
     winner: Winner,
 ) -> Flip | None:
-    def winner_at(value: float) -> str | None:
+    def winner_at(value: float) -> Choice | None:
         changed = change(value)
         return None if changed is None else winner(changed)
 
-    for direction in (2.0, 0.5):
-        near, factor = start, direction
-        while max(factor, 1 / factor) <= FLIP_REACH:
-            far = start * factor
-            other = winner_at(far)
-            if other is None:
-                break
-            if other != scheme:
-                for _ in range(_BISECTIONS):
-                    middle = math.sqrt(near * far)
-                    found = winner_at(middle)
-                    if found is None or found == scheme:
-                        near = middle
-                    else:
-                        far, other = middle, found
-                return Flip(
-                    parameter=parameter,
-                    from_value=start,
-                    to_value=float(round(far)),
-                    scheme_from=scheme,
-                    scheme_to=other,
-                )
-            near, factor = far, factor * direction
-    return None
+    near = start
+    for _ in range(_STEPS):
+        far = near * factor
+        other = winner_at(far)
+        if other is None:
+            return None
+        if other != choice:
+            break
+        near = far
+    else:
+        return None
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(near * far)
+        found = winner_at(middle)
+        if found is None or found == choice:
+            near = middle
+        else:
+            far, other = middle, found
+    return Flip(
+        parameter=parameter,
+        from_value=start,
+        to_value=far if parameter == "env_step_s" else float(round(far)),
+        scheme_from=choice.scheme,
+        scheme_to=other.scheme,
+        device_from=choice.learn_device,
+        device_to=other.learn_device,
+    )
 
 
 def _parameters(
-    workload: Workload, placement: Placement
-) -> Iterator[tuple[str, float, Callable[[float], Workload | None]]]:
-    """(name, present value, the workload with another value) of what a flip is searched in."""
-    hyper = workload.hyperparameters
-    rows = hyper.rollout_rows
+    workload: Workload, placement: Placement, env_step_s: float
+) -> Iterator[tuple[str, float, Callable[[float], Change | None]]]:
+    """(name, present value, what another value changes) of all that flips are searched in."""
+    hyper, network = workload.hyperparameters, workload.network
 
-    if workload.network.hidden_sizes and not workload.network.factory:
+    if network.hidden_sizes and not network.factory:
 
-        def hidden(value: float) -> Workload:
-            factor = value / max(workload.network.hidden_sizes)
-            sizes = tuple(max(1, round(w * factor)) for w in workload.network.hidden_sizes)
-            return workload.replace(hidden_sizes=sizes)
+        def hidden(value: float) -> Change:
+            factor = value / max(network.hidden_sizes)
+            sizes = tuple(max(1, round(w * factor)) for w in network.hidden_sizes)
+            return Change(workload.replace(hidden_sizes=sizes))
 
-        yield "hidden_sizes", float(max(workload.network.hidden_sizes)), hidden
+        yield "hidden_sizes", float(max(network.hidden_sizes)), hidden
 
-    def minibatch(value: float) -> Workload | None:
+    def minibatch(value: float) -> Change | None:
         size = round(value)
-        return workload.replace(minibatch_rows=size) if 2 <= size <= rows else None
+        if not 2 <= size <= hyper.rollout_rows:
+            return None
+        return Change(workload.replace(minibatch_rows=size))
 
     yield "minibatch_rows", float(placement.minibatch_rows), minibatch
 
-    def num_envs(value: float) -> Workload | None:
+    def num_envs(value: float) -> Change | None:
         count = round(value)
         if count < 1 or count * hyper.rollout_steps < max(2, hyper.minibatch_rows or 2):
             return None
-        return workload.replace(num_envs=count)
+        return Change(workload.replace(num_envs=count))
 
     yield "num_envs", float(hyper.num_envs), num_envs
+
+    if network.is_plain:
+
+        def observation(value: float) -> Change:
+            size = max(1, round(value))
+            return Change(
+                workload.replace(network=dataclasses.replace(network, observation_size=size))
+            )
+
+        yield "observation_size", float(network.observation_size), observation
+
+    def env_step(value: float) -> Change:
+        return Change(workload, value - env_step_s)
+
+    yield "env_step_s", env_step_s, env_step

@@ -165,7 +165,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """A change of one parameter at which another scheme becomes the fastest.
+    """A change of one parameter at which another scheme, or another learner, becomes the fastest.
 
     Attributes:
         parameter: what is changed.
@@ -173,6 +173,8 @@ class Flip:
         to_value: the nearest value at which the choice changes.
         scheme_from: the scheme chosen now.
         scheme_to: the scheme chosen there.
+        device_from: the device that learns now.
+        device_to: the device that learns there.
     """
 
     parameter: str
@@ -180,6 +182,8 @@ class Flip:
     to_value: float
     scheme_from: str
     scheme_to: str
+    device_from: str = ""
+    device_to: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of a flip in a plan's list."""
@@ -189,6 +193,8 @@ class Flip:
             "to": self.to_value,
             "scheme_from": self.scheme_from,
             "scheme_to": self.scheme_to,
+            "device_from": self.device_from,
+            "device_to": self.device_to,
         }
 
 
@@ -295,6 +301,8 @@ class Plan:
                     to_value=row["to"],
                     scheme_from=row["scheme_from"],
                     scheme_to=row["scheme_to"],
+                    device_from=row.get("device_from", ""),
+                    device_to=row.get("device_to", ""),
                 )
                 for row in data["flips"]
             ),

@@ -28,7 +28,7 @@ from autoplace.planner.choices import (
     sampler_counts,
     transfer_intervals,
 )
-from autoplace.planner.flips import find_flips
+from autoplace.planner.flips import Change, Choice, few_placements, find_flips
 from autoplace.planner.memory import Limits, too_large
 from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage
 from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
@@ -39,6 +39,8 @@ from autoplace.workload import Workload
 SAME_SPEED_FRACTION = 0.03
 # Two runs of the very same placement differ by about this much.
 SAME_ITERATION_FRACTION = 0.02
+# What is left at least of a vector step whose environments are thought faster.
+_LEAST_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class _Search:
         )
         flips: tuple[Flip, ...] = ()
         if len(names) > 1:
-            flips = find_flips(workload, best.scheme.name, best.placement, self.winner)
+            flips = self.flips(workload, best)
         chosen = self.candidate(best)
         bottleneck = chosen.bottleneck
         runner = self.candidate(runner_up) if runner_up is not None else None
@@ -220,9 +222,17 @@ class _Search:
             EAGER,
         )
 
-    def rank(self, workload: Workload) -> tuple[list[_Costed], list[Candidate]]:
-        """Every legal placement, best first, and those rejected with the reason."""
-        axes = self.axes(workload)
+    def rank(
+        self, workload: Workload, axes: Axes | None = None, env_extra_s: float = 0.0
+    ) -> tuple[list[_Costed], list[Candidate]]:
+        """Every legal placement, best first, and those rejected with the reason.
+
+        Args:
+            workload: what is to be done.
+            axes: values to combine; all if not given.
+            env_extra_s: by which each step of one environment takes longer than was measured.
+        """
+        axes = axes if axes is not None else self.axes(workload)
         hyper = workload.hyperparameters
         pending: list[tuple[Scheme, Placement, tuple[Work, ...]]] = []
         rejected: list[Candidate] = []
@@ -244,16 +254,21 @@ class _Search:
         )
         missing = [task for task in tasks if task not in self._costs]
         self._costs.update(self._model.predict(missing, within_run=True))
-        costed = [self._cost(workload, *entry) for entry in pending]
+        costed = [self._cost(workload, *entry, env_extra_s) for entry in pending]
         costed.sort(key=lambda c: (-c.score, c.placement.minibatch_rows, c.scheme.name))
         return _safest_of_equals_first(costed), rejected
 
     def _cost(
-        self, workload: Workload, scheme: Scheme, placement: Placement, works: tuple[Work, ...]
+        self,
+        workload: Workload,
+        scheme: Scheme,
+        placement: Placement,
+        works: tuple[Work, ...],
+        env_extra_s: float,
     ) -> _Costed:
         steps = workload.hyperparameters.rollout_steps
         seconds = {
-            work.key: sum(calls * self._costs[task].seconds for task, calls in work.parts)
+            work.key: sum(calls * self._seconds(task, env_extra_s) for task, calls in work.parts)
             for work in works
         }
         timing = Timing(
@@ -294,6 +309,13 @@ class _Search:
             self._env_spreads[task] = near.spread_fraction * math.sqrt(steps)
         return self._env_spreads[task]
 
+    def _seconds(self, task: Task, env_extra_s: float) -> float:
+        seconds = self._costs[task].seconds
+        if env_extra_s and task.op == "env_step":
+            # What a message to a worker takes stays as it is.
+            return max(seconds + env_extra_s * _envs_in_turn(task), _LEAST_SHARE * seconds)
+        return seconds
+
     def _error_s(self, shares: Mapping[Task, float]) -> float:
         """Standard error of several calls (or shares of them) together.
 
@@ -324,10 +346,32 @@ class _Search:
         width = math.hypot(Z90 * self._error_s(shares), SAME_ITERATION_FRACTION)
         return abs(math.log(first.score / second.score)) < width
 
-    def winner(self, workload: Workload) -> str | None:
-        """The scheme that is fastest for another workload, ``None`` where none can run it."""
-        costed, _ = self.rank(workload)
-        return costed[0].scheme.name if costed else None
+    def flips(self, workload: Workload, best: _Costed) -> tuple[Flip, ...]:
+        """What would change the choice."""
+
+        def winner(change: Change) -> Choice | None:
+            axes = few_placements(self.axes(change.workload), best.placement)
+            costed, _ = self.rank(change.workload, axes, change.env_extra_s)
+            return _choice(costed[0]) if costed else None
+
+        return find_flips(
+            workload, _choice(best), best.placement, self._env_step_s(workload), winner
+        )
+
+    def _env_step_s(self, workload: Workload) -> float:
+        """Seconds of a step of one environment, where it is stepped fastest."""
+        tasks = [
+            Task(
+                op="env_step",
+                env=workload.env,
+                backend=backend,
+                num_envs=workload.hyperparameters.num_envs,
+                workers=workers,
+            )
+            for backend, workers in self.axes(workload).env_backends
+        ]
+        costs = self._model.predict(tasks)
+        return min(costs[task].seconds / _envs_in_turn(task) for task in tasks)
 
     def candidate(self, costed: _Costed) -> Candidate:
         """The candidate as plan data, with each stage's interval."""
@@ -365,6 +409,15 @@ class _Search:
             sample_efficiency=costed.efficiency,
             stages=tuple(stages),
         )
+
+
+def _choice(costed: _Costed) -> Choice:
+    return Choice(costed.scheme.name, costed.placement.learn_device)
+
+
+def _envs_in_turn(task: Task) -> int:
+    """Environments that one process steps one after the other."""
+    return math.ceil(task.num_envs / max(1, task.workers))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ def test_flips_say_what_pays_from_where(plan) -> None:
     text = plan.explain()
     assert plan.flips
     for flip in plan.flips:
-        assert f"{flip.scheme_to} pays from {flip.parameter}" in text
+        where = "" if flip.device_from == flip.device_to else f" on {flip.device_to}"
+        assert f"{flip.scheme_to}{where} pays from" in text
 
 
 def test_a_tie_is_called_a_tie(plan) -> None:
