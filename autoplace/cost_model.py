@@ -94,17 +94,21 @@ class CostModel:
         self._measured = calibration.by_task
         self._is_modelled = calibration.origin == "modelled"
         self._primitives = Primitives(calibration)
+        # What was timed to be compared only (see autoplace.contention) has no cost of its own.
+        timed = [
+            m for m in calibration.measurements if not m.task.beside and m.task.op != "interpreter"
+        ]
         groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
         self._env_steps: dict[Task, list[Measurement]] = defaultdict(list)
-        for measurement in calibration.measurements:
+        for measurement in timed:
             task = measurement.task
             if task.op == "env_step":
                 self._env_steps[_any_number(task)].append(measurement)
             else:
                 groups[_kind(task)].append(measurement)
         self._errors = {
-            **{m.task: _UNSAMPLED_ERRORS[m.origin] for m in calibration.measurements},
-            **standard_errors(calibration.measurements),
+            **{m.task: _UNSAMPLED_ERRORS[m.origin] for m in timed},
+            **standard_errors(timed),
         }
         self._corrections = {
             kind: Correction(

@@ -47,6 +47,7 @@ __all__ = [
     "seed_device",
     "shared_empty",
     "spawn",
+    "spawns_processes",
     "synchronize",
     "torch_threads",
     "use_clock",
@@ -168,6 +169,11 @@ def spawn(
     ``host_only`` sees no accelerator, and its libraries start with one thread.
     """
     return _clock.spawn(functools.partial(target, *args), name=name, host_only=host_only)
+
+
+def spawns_processes() -> bool:
+    """Whether what is spawned is a process, which takes real time only."""
+    return _clock.processes
 
 
 def message_channel() -> MessageChannel:

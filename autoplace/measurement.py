@@ -27,6 +27,7 @@ OPS = (
     "launch",  # one tiny operation, issued and waited for
     "copy",  # bytes between host and device
     "handoff",  # a small message to another thread of control and its answer
+    "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
     "obs_to_device",  # one vector step's observations leave for the device
@@ -59,7 +60,7 @@ class Task:
         backend: the vector backend of an env step.
         num_envs: environments stepped together.
         workers: processes that they are spread over, 0 for the caller's own.
-        beside: what runs at the same time on other cores, "" for nothing.
+        beside: cores that other work keeps busy at the same time.
     """
 
     op: str
@@ -77,7 +78,7 @@ class Task:
     backend: str | None = None
     num_envs: int = 0
     workers: int = 0
-    beside: str = ""
+    beside: int = 0
 
     def __post_init__(self) -> None:
         assert self.op in OPS, self.op

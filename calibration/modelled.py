@@ -135,7 +135,8 @@ def calibration(name: str) -> Calibration:
     rates = _Rates(host, card, trainer(figure))
     tasks: dict[Task, None] = {}
     for task in calibration_tasks(rates.devices, host.cpus):
-        tasks.update(dict.fromkeys(_timed_parts(task)))
+        if task.op != "interpreter" and not task.beside:  # no figure says what busy cores cost
+            tasks.update(dict.fromkeys(_timed_parts(task)))
     cards = () if card is None else (
         Accelerator(
             device=card.device, name=card.name, uuid="", memory_bytes=card.memory_bytes,

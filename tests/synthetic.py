@@ -6,6 +6,7 @@ one, and an accelerator that works through them behind it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Truth:
     cpu_bytes: float = 1e10
     thread_efficiency: float = 0.8
     handoff_s: float = 1e-4
+    contention: float = 0.0  # by so much of its time a step on the CPU is slowed per busy core
     gpu: bool = False
     gpu_dispatch_s: float = 6e-6
     gpu_launch_s: float = 4e-6
@@ -40,6 +42,11 @@ class Truth:
     pageable_bytes: float = 6e9
 
     def seconds(self, task: Task) -> float:
+        if task.beside:
+            alone = dataclasses.replace(task, beside=0)
+            return self.seconds(alone) * (1 + self.contention * task.beside)
+        if task.op == "interpreter":
+            return 2e-5
         on_cpu = task.device == "cpu"
         speedup = 1 + (task.threads - 1) * self.thread_efficiency
         rate = self.cpu_flops * speedup if on_cpu else self.gpu_flops

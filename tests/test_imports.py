@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "autoplace"
 # Lowest first. A module imports from its own line and the lines above it, never from below.
 LAYERS = (
     ("_version",),
-    ("errors", "units", "device_names", "engines", "cgroups", "processes"),
+    ("errors", "units", "device_names", "engines", "cgroups", "interpreter", "processes"),
     ("accelerators", "device", "files", "home"),
     ("machine", "workload"),
     ("measurement",),
@@ -22,7 +22,7 @@ LAYERS = (
     ("measure",),
     ("physics",),
     ("correction", "standard_errors"),
-    ("cost_model",),
+    ("contention", "cost_model"),
     ("crossover", "planner", "whatif"),
     ("results", "store"),
     ("train",),

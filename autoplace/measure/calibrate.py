@@ -19,6 +19,7 @@ from autoplace.errors import DeviceError, UsageError
 from autoplace.machine import Machine, detect_machine
 from autoplace.measure.envs import measure_backends
 from autoplace.measure.grid import calibration_tasks
+from autoplace.measure.load import Load, LoadError
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
 from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
 from autoplace.measure.sentinel import Sentinel
@@ -112,10 +113,13 @@ def _calibrate(
     machine = machine if machine is not None else detect_machine()
     names = _usable_devices(machine, devices)
     tasks = calibration_tasks(names, machine.usable_cpus, engines=device.cpu_engines(), quick=quick)
-    session = _Session(machine, tasks, start_s, budget_s, progress)
-    session.first_visits()
-    session.second_visits()
-    session.refine()
+    session = _Session(machine, tasks, start_s, budget_s, progress, quick=quick)
+    try:
+        session.first_visits()
+        session.second_visits()
+        session.refine()
+    finally:
+        session.close()
     measurements = session.measurements()
     for env in envs:
         measurements += measure_backends(env, (1, 8), machine.usable_cpus)
@@ -161,6 +165,8 @@ class _Session:
         start_s: float,
         budget_s: float,
         progress: Callable[[Progress], None] | None,
+        *,
+        quick: bool,
     ) -> None:
         self._machine = machine
         self._series = {task: Series(tasks=_parts(task)) for task in tasks}
@@ -171,6 +177,13 @@ class _Session:
         self._left_out: list[tuple[Task, str]] = []
         self._done = 0
         self._sentinel = Sentinel(machine.usable_cpus, budget_s)
+        learner = next((task for task in tasks if task.op == "update"), None)
+        self._load = Load(None if quick else learner)
+        self._no_load = ""  # why no other process can be kept busy
+
+    def close(self) -> None:
+        """End the processes that were started."""
+        self._load.close()
 
     def first_visits(self) -> None:
         """Visit every task once, giving each an equal share of what is left."""
@@ -196,7 +209,12 @@ class _Session:
         while pending and device.now() < deadline_s:
             task = pending[-1]
             share_s = (deadline_s - device.now()) / len(pending)
-            if self._needed_s(task) <= _LARGEST_SHARE * share_s and self._series[task].wants_more:
+            series, no_load = self._series[task], task.beside and self._no_load
+            if (
+                self._needed_s(task) <= _LARGEST_SHARE * share_s
+                and series.wants_more
+                and not no_load
+            ):
                 self._visit(task, share_s, refining=True)
             pending.pop()
 
@@ -209,6 +227,7 @@ class _Session:
                     for index, (task, series) in enumerate(self._series.items())
                     if series.times_s
                     and series.wants_more
+                    and not (task.beside and self._no_load)
                     and series.error_fraction > _target_error(task)
                 ),
                 key=lambda entry: (-entry[0], entry[1]),
@@ -247,20 +266,30 @@ class _Session:
                 )
             )
         self._sentinel.look()
-        with device.torch_threads(task.threads):
-            probe = build_probe(task)
-            try:
-                run_probe(
-                    probe,
-                    self._series[task],
-                    time_limit_s=time_limit_s,
-                    target_error_fraction=_target_error(task),
-                )
-            finally:
-                probe.close()
+        try:
+            with self._load.on(task.beside), device.torch_threads(task.threads):
+                self._run(task, time_limit_s)
+        except LoadError as fault:
+            self._no_load = str(fault)
+            if not self._series[task].times_s:
+                self._left_out.append((task, self._no_load))
+
+    def _run(self, task: Task, time_limit_s: float) -> None:
+        probe = build_probe(task)
+        try:
+            run_probe(
+                probe,
+                self._series[task],
+                time_limit_s=time_limit_s,
+                target_error_fraction=_target_error(task),
+            )
+        finally:
+            probe.close()
 
     def _too_big(self, task: Task, share_s: float) -> str | None:
         """Why a task is not timed: it would not fit, or a smaller one like it took too long."""
+        if task.beside and self._no_load:
+            return self._no_load
         if probe_bytes(task) > _MEMORY_SHARE * self._machine.memory_bytes:
             return "it does not fit into memory"
         expected_s = self._expected_s(task)

@@ -7,6 +7,7 @@ of a size.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -161,6 +162,8 @@ def _device_tasks(
                     if index < len(rows):
                         yield _policy(on, count, network, rows[index], engine)
         if index == 0:
+            if on == CPU and max(counts) > 1:
+                yield from _contended(counts, steps[:1] if quick else steps[:3:2], main)
             for engine in (main, *others):
                 yield from _once_per_iteration(on, counts, steps, quick, engine)
     for network, rows, batches in () if quick else _spread(_SPREAD):
@@ -175,6 +178,29 @@ def _device_tasks(
     if on != CPU:
         for size in squares:
             yield Task(op="matmul", device=on, shape=(size, size, size), residency="copied")
+
+
+def _contended(
+    counts: Sequence[int],
+    steps: Sequence[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]],
+    engine: str,
+) -> Iterator[Task]:
+    """The first of the steps beside one busy core and beside all others."""
+    cores = max(counts)
+    alone = [Task(op="interpreter")]
+    for network, rows, batches in steps:
+        alone += [
+            _policy(CPU, 1, network, rows[0], engine),
+            _update(CPU, 1, network, batches[0], engine),
+        ]
+    yield alone[0]
+    for busy in dict.fromkeys((1, cores - 1)):
+        yield from (dataclasses.replace(task, beside=busy) for task in alone)
+    network, _, batches = steps[0]
+    for count in counts:
+        if 1 < count < cores:
+            task = _update(CPU, count, network, batches[0], engine)
+            yield dataclasses.replace(task, beside=cores - count)
 
 
 def _policy(on: str, threads: int, network: NetworkSpec, rows: int, engine: str) -> Task:

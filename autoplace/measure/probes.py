@@ -13,6 +13,7 @@ import torch
 
 from autoplace import device
 from autoplace.engines import EAGER, PRECISIONS
+from autoplace.interpreter import stretch
 from autoplace.measure.timing import Probe, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
@@ -28,6 +29,7 @@ _SEED = 0
 _ROLLOUT_STEPS = 64  # rows that a policy probe cycles through
 # Steps that are queued before the device is waited for, as in the trainer's update.
 _QUEUED_UPDATES = 8
+_STRETCH_S = 2e-5  # of virtual time, which Python does not take by itself
 _ECHO_TIMEOUT_S = 60.0  # within which another process has started and answered
 
 
@@ -127,6 +129,14 @@ def _handoff(task: Task) -> Probe:
         partner.join(_ECHO_TIMEOUT_S)
 
     return Probe(tasks=(task,), sample=timed_calls(call, task.device), close=close)
+
+
+def _interpreter(task: Task) -> Probe:
+    def call() -> None:
+        stretch()
+        device.charge(seconds=_STRETCH_S)
+
+    return Probe(tasks=(task,), sample=timed_calls(call, task.device))
 
 
 def _network(spec: NetworkSpec, on: str, engine: str = EAGER) -> ActorCritic:
@@ -292,6 +302,7 @@ BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "dispatch": _dispatch,
     "launch": _launch,
     "handoff": _handoff,
+    "interpreter": _interpreter,
     "copy": _copy,
     "policy_step": _policy_step,
     "gae": _gae,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from threadpoolctl import threadpool_limits
 
+from autoplace.contention import Contention
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
 from autoplace.engines import EAGER, ENGINES, supports
 from autoplace.errors import CalibrationError, UsageError
@@ -119,6 +120,7 @@ class _Search:
         self._limits = limits
         self._given = given
         self._costs: dict[Task, Cost] = {}
+        self._contention = Contention(calibration)
         self._env_steps = [m for m in calibration.measurements if m.task.op == "env_step"]
         self._env_spreads: dict[Task, float] = {}
 
@@ -275,6 +277,7 @@ class _Search:
             seconds=seconds,
             steps=steps,
             usable_cpus=self._calibration.machine.usable_cpus,
+            slowdown=self._contention.factor,
             env_spread_fraction=self._env_spread_fraction(works),
         )
         spans = scheme.layout(timing, placement)

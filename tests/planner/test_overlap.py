@@ -37,32 +37,59 @@ def at(spans):
 
 
 @pytest.mark.parametrize(
-    ("sampler_threads", "learner_threads", "cores", "sampled", "learned"),
+    ("sampler_threads", "sampled", "learned"),
     [
-        (1, 1, 2, 5.0, 4.0),  # a core each
+        (1, 5.0, 4.0),  # a core each
         # Three threads on two cores: all slow by 1.5, the learner is through after 6 s; of the
         # sampling 4 s are done by then, and the last second runs at full speed.
-        (2, 1, 2, 7.0, 6.0),
+        (2, 7.0, 6.0),
         # Four threads on two cores: the learner is through after 8 s, 4 s of the sampling are
         # done; its three threads, alone on two cores, then need 1.5 s for the last second.
-        (3, 1, 2, 9.5, 8.0),
+        (3, 9.5, 8.0),
     ],
 )
 def test_threads_beyond_the_cores_take_turns(
-    sampler_threads: int, learner_threads: int, cores: int, sampled: float, learned: float
+    sampler_threads: int, sampled: float, learned: float
 ) -> None:
-    timing = Timing(seconds={**SAMPLING, **LEARNING}, steps=100, usable_cpus=cores)
-    seconds = overlapped(
-        timing,
-        list(SAMPLING),
-        list(LEARNING),
-        sampler_threads=sampler_threads,
-        learner_threads=learner_threads,
-    )
+    seconds = stretched({}, sampler_threads=sampler_threads, processes=sampler_threads)
     assert sum(seconds[key] for key in SAMPLING) == pytest.approx(sampled)
     assert sum(seconds[key] for key in LEARNING) == pytest.approx(learned)
     # every stage of a side is stretched alike
     assert seconds["env_step", "sampler"] == pytest.approx(sampled * 3 / 5)
+
+
+def stretched(
+    slowdown: dict[tuple[str, int], float], *, cores: int = 2, device: str = "cpu", **options: int
+) -> dict[tuple[str, str], float]:
+    timing = Timing(
+        seconds={**SAMPLING, **LEARNING},
+        steps=100,
+        usable_cpus=cores,
+        slowdown=lambda stage, threads, busy: slowdown.get((stage, busy), 1.0),
+    )
+    placement = next(p for p in DOUBLE_BUFFER.placements(AXES, 8, 100) if p.learn_device == device)
+    return overlapped(timing, placement, list(SAMPLING), list(LEARNING), **options)
+
+
+def test_each_side_is_slowed_while_the_other_is_at_work() -> None:
+    # Beside one busy core an env step takes 1.5 times as long, an update twice: 2 + 4.5 = 6.5 s of
+    # sampling and 1 + 6 = 7 s of learning. Sampling is through first; of the learning 6.5 / 7 are
+    # done by then, so the stages end up at 6.5 / 7 of their slowed and 0.5 / 7 of their own time.
+    seconds = stretched({("env_step", 1): 1.5, ("update", 1): 2.0}, sampler_threads=1)
+    assert seconds["env_step", "sampler"] == pytest.approx(4.5)
+    assert seconds["policy_step", "sampler"] == pytest.approx(2.0)
+    assert seconds["update", "learner"] == pytest.approx(6 * 6.5 / 7 + 3 * 0.5 / 7)
+    assert seconds["gae", "learner"] == pytest.approx(1.0)
+
+
+def test_samplers_slow_each_other_too_and_an_accelerator_is_not_slowed() -> None:
+    slowdown = {("env_step", 2): 1.2, ("env_step", 1): 1.1, ("update", 2): 3.0}
+    seconds = stretched(slowdown, cores=4, device=GPU, sampler_threads=2, processes=2)
+    # Beside the other sampler and the learner's thread 2 + 3.6 = 5.6 s; the learner is through
+    # after 4 s, and only the other sampler is left for the remaining 1.6 / 5.6.
+    share = 4 / 5.6
+    assert seconds["env_step", "sampler"] == pytest.approx(3 * (share * 1.2 + (1 - share) * 1.1))
+    assert seconds["update", "learner"] == pytest.approx(3.0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -211,6 +238,17 @@ def test_a_lag_keeps_rollouts_weights_and_processes_in_memory() -> None:
     two = dataclasses.replace(one, num_workers=one.num_workers + 1)
     process = estimate_bytes(WORKLOAD, two)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
     assert 50e6 < process < 500e6
+
+
+def test_a_calibrated_contention_makes_overlap_dearer_and_leaves_turns_alone() -> None:
+    quiet, loud = (
+        make_calibration(Truth(contention=c), env=ENV, env_step_s=1e-4) for c in (0.0, 0.3)
+    )
+    given = workload(minibatch_rows=256)
+    for scheme, dearer in (("cpu", False), ("double-buffer", True), ("async", True)):
+        first = make_plan(quiet, given, scheme=scheme).chosen.iteration_s
+        second = make_plan(loud, given, scheme=scheme).chosen.iteration_s
+        assert second == pytest.approx(first) if not dearer else 1.05 < second / first < 1.35
 
 
 # --------------------------------------------------------------------------------------------------

@@ -98,13 +98,7 @@ def straggling_s(part_s: float, spread_s: float, learning_s: float, count: int, 
 def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
     keys = learner_keys(timing)
     count, lag = placement.num_workers, placement.max_policy_lag
-    seconds = overlapped(
-        timing,
-        _SAMPLING,
-        keys,
-        sampler_threads=count,
-        learner_threads=placement.learn_threads,
-    )
+    seconds = overlapped(timing, placement, _SAMPLING, keys, sampler_threads=count, processes=count)
     sampling = interleaved(seconds, [name for name, _ in _SAMPLING[:2]], timing.steps)
     sampling += in_sequence(seconds, _SAMPLING[2:], busy_s(sampling))
     learning = in_sequence(seconds, keys, 0.0)

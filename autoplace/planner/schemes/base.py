@@ -88,12 +88,15 @@ class Timing:
         seconds: of each kind of work, where nothing else runs at the same time.
         steps: vector steps in a rollout.
         usable_cpus: cores that all threads at work share.
+        slowdown: how many times as long a stage takes, given its name, its own threads and the
+            other cores that are busy (:meth:`autoplace.contention.Contention.factor`).
         env_spread_fraction: standard deviation of the time of one vector step over its mean.
     """
 
     seconds: Mapping[Key, float]
     steps: int
     usable_cpus: int = 1
+    slowdown: Callable[[str, int, int], float] = lambda stage, threads, busy: 1.0
     env_spread_fraction: float = 0.0
 
 

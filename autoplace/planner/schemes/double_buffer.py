@@ -59,11 +59,7 @@ def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
 def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
     keys = learner_keys(timing)
     seconds = overlapped(
-        timing,
-        _SAMPLING,
-        keys,
-        sampler_threads=_sampling_threads(placement),
-        learner_threads=placement.learn_threads,
+        timing, placement, _SAMPLING, keys, sampler_threads=_sampling_threads(placement)
     )
     sampling = interleaved(seconds, [name for name, _ in _SAMPLING], timing.steps)
     learning = in_sequence(seconds, keys, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.base import Key, Span, Timing
 
 
@@ -53,28 +54,56 @@ def then_learning(seconds: Mapping[Key, float], sampling: list[Span]) -> tuple[S
 
 def overlapped(
     timing: Timing,
+    placement: Placement,
     sampling: Sequence[Key],
     learning: Sequence[Key],
     *,
     sampler_threads: int,
-    learner_threads: int,
+    processes: int = 1,
 ) -> dict[Key, float]:
     """Seconds of each kind of work where sampling and learning start at the same time.
 
-    Threads beyond the cores take turns: while both sides are at work each runs by the factor
-    ``(threads of both) / cores`` slower, and then the slower side by its own threads alone.
+    While both sides are at work each is slowed by what the other keeps busy, and when one is
+    through the other one goes on by itself. Threads beyond the cores take turns: all take longer by
+    the factor ``threads / cores``.
+
+    Args:
+        timing: seconds of all work by itself.
+        placement: says how many threads the learner has, and where.
+        sampling: the sampler's stages.
+        learning: the learner's stages.
+        sampler_threads: of all sampler processes together.
+        processes: that sample at the same time.
     """
-    cores = timing.usable_cpus
-    crowd = max(1.0, (sampler_threads + learner_threads) / cores)
-    sides = (
-        (sampling, max(1.0, sampler_threads / cores)),
-        (learning, max(1.0, learner_threads / cores)),
-    )
-    crowded_s = [crowd * sum(timing.seconds[key] for key in keys) for keys, _ in sides]
-    both_s = min(crowded_s)
+    cores, learner_threads = timing.usable_cpus, placement.learn_threads
+
+    def factors(keys: Sequence[Key], threads: int, busy: int, total: int) -> dict[Key, float]:
+        """Of stages of so many threads, beside so many busy cores, of so many threads in all."""
+        crowd = max(1.0, total / cores)
+        if keys is learning and placement.learn_device != "cpu":
+            return dict.fromkeys(keys, crowd)  # only the host's part could be slowed
+        busy = min(busy, cores - threads)
+        return {key: crowd * timing.slowdown(key[0], threads, busy) for key in keys}
+
+    each = sampler_threads // processes
+    others = sampler_threads - each
+    everything = sampler_threads + learner_threads
+    sides = [
+        (
+            factors(sampling, each, others + learner_threads, everything),
+            factors(sampling, each, others, sampler_threads),
+        ),
+        (
+            factors(learning, learner_threads, sampler_threads, everything),
+            factors(learning, learner_threads, 0, learner_threads),
+        ),
+    ]
+    seconds = timing.seconds
+    slowed_s = [sum(seconds[key] * both[key] for key in both) for both, _ in sides]
+    both_s = min(slowed_s)
     stretched = {}
-    for (keys, alone), side_s in zip(sides, crowded_s, strict=True):
+    for (both, alone), side_s in zip(sides, slowed_s, strict=True):
         share = both_s / side_s if side_s else 1.0  # of the side's work, done beside the other
-        for key in keys:
-            stretched[key] = timing.seconds[key] * (share * crowd + (1 - share) * alone)
+        for key in both:
+            stretched[key] = seconds[key] * (share * both[key] + (1 - share) * alone[key])
     return stretched

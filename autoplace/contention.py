@@ -1,0 +1,63 @@
+"""How much slower steps on the CPU run while other cores of the machine are busy.
+
+Cores share caches, memory, power and often arithmetic units. A calibration times a few steps alone
+and again while one, and while every, other core is kept busy; the ratio holds for all sizes of the
+same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from autoplace.measurement import Calibration
+
+# The timed step that a stage is like.
+_LIKE: Mapping[str, str] = {
+    "env_step": "interpreter",
+    "policy_step": "policy_step",
+    "gae": "update",
+    "update": "update",
+}
+
+
+class Contention:
+    """Ratios of a calibrated machine; all are 1 where it was never timed."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        found: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for measurement in calibration.measurements:
+            task = measurement.task
+            alone = calibration.by_task.get(dataclasses.replace(task, beside=0))
+            if task.beside and alone is not None:
+                ratio = measurement.median_s / alone.median_s
+                found[task.op, task.threads][task.beside].append(math.log(ratio))
+        # By (op, threads): the logarithm of the ratio by busy cores, 0 where none are.
+        self._curves = {
+            key: [(0, 0.0), *sorted((n, statistics.mean(logs)) for n, logs in by_busy.items())]
+            for key, by_busy in found.items()
+        }
+
+    def factor(self, stage: str, threads: int, busy: int) -> float:
+        """How many times as long a stage takes beside ``busy`` cores; at least 1.
+
+        Args:
+            stage: its name; one that is not like any that was timed is not slowed.
+            threads: of the stage itself; the nearest that were timed count.
+            busy: cores that other work keeps busy. Between those that were timed the logarithm is
+                interpolated, beyond them it stays.
+        """
+        op = _LIKE.get(stage)
+        counts = [count for name, count in self._curves if name == op]
+        if op is None or not counts or not busy:
+            return 1.0
+        nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
+        numbers, logs = zip(*self._curves[op, nearest], strict=True)
+        return max(1.0, math.exp(float(np.interp(busy, numbers, logs))))

@@ -1,0 +1,76 @@
+"""What busy cores cost, from ratios that are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from autoplace.contention import Contention
+from autoplace.cost_model import fit_cost_model
+from autoplace.measure.grid import calibration_tasks
+from autoplace.measurement import Measurement, Task
+from tests.synthetic import Truth, make_calibration
+
+
+def test_ratios_are_those_that_were_timed_and_interpolated_between() -> None:
+    # 1 + 0.1 per core: 1.1 beside one, 1.7 beside seven
+    contention = Contention(make_calibration(Truth(contention=0.1), usable_cpus=8))
+    for stage in ("env_step", "policy_step", "update", "gae"):
+        assert contention.factor(stage, 1, 0) == 1.0
+        assert contention.factor(stage, 1, 1) == pytest.approx(1.1)
+        assert contention.factor(stage, 1, 7) == pytest.approx(1.7)
+    # halfway in cores is halfway in logarithms
+    assert contention.factor("env_step", 1, 4) == pytest.approx(math.sqrt(1.1 * 1.7))
+    assert contention.factor("env_step", 1, 20) == pytest.approx(1.7)
+
+
+def test_threads_have_ratios_of_their_own() -> None:
+    contention = Contention(make_calibration(Truth(contention=0.1), usable_cpus=8))
+    # four threads were timed beside the other four cores
+    assert contention.factor("update", 4, 4) == pytest.approx(1.4)
+    assert contention.factor("update", 5, 4) == pytest.approx(1.4)
+    assert contention.factor("update", 1, 4) != pytest.approx(1.4)
+
+
+def test_what_was_never_timed_is_not_slowed() -> None:
+    quiet = Contention(make_calibration(Truth(), usable_cpus=1))
+    assert quiet.factor("update", 1, 3) == 1.0
+    loud = Contention(make_calibration(Truth(contention=0.5)))
+    assert loud.factor("handoff", 1, 1) == 1.0
+
+
+def test_noise_does_not_make_busy_cores_a_gain() -> None:
+    calibration = make_calibration(Truth(contention=-0.05))
+    assert Contention(calibration).factor("update", 1, 1) == 1.0
+
+
+def test_steps_beside_others_have_no_share_in_the_cost_model() -> None:
+    loud, quiet = (fit_cost_model(make_calibration(Truth(contention=c))) for c in (3.0, 0.0))
+    tasks = [t for t in calibration_tasks(("cpu",), 2) if t.network is not None and not t.beside]
+    assert loud.predict(tasks) == quiet.predict(tasks)
+
+
+def test_a_calibration_times_steps_beside_one_and_beside_every_other_core() -> None:
+    def beside(cpus: int, **options: bool) -> set[tuple[str, int, int]]:
+        tasks = calibration_tasks(("cpu",), cpus, **options)
+        assert all(t.beside == 0 or t.threads + t.beside <= cpus for t in tasks)
+        alone = {dataclasses.replace(t, beside=0) for t in tasks if t.beside}
+        assert alone <= set(tasks)
+        return {(t.op, t.threads, t.beside) for t in tasks if t.beside}
+
+    steps = ("interpreter", "policy_step", "update")
+    assert beside(1) == set()
+    assert beside(2) == beside(2, quick=True) == {(op, 1, 1) for op in steps}
+    assert beside(8) == {(op, 1, n) for op in steps for n in (1, 7)} | {
+        ("update", 2, 6),
+        ("update", 4, 4),
+    }
+
+
+def test_a_task_beside_others_survives_json() -> None:
+    task = Task(op="interpreter", beside=3)
+    measurement = Measurement(task=task, times_s=(1.0,))
+    assert Measurement.from_json(measurement.to_json()) == measurement
+    assert "beside" not in Task(op="interpreter").to_json()
