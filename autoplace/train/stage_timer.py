@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from array import array
 from collections import defaultdict
 
 Key = tuple[str, str]  # (stage name, lane), as in a plan
@@ -17,8 +18,9 @@ class StageTimer:
 
     def __init__(self) -> None:
         self._current: defaultdict[Key, float] = defaultdict(float)
-        self._iterations: list[dict[Key, float]] = []
-        self._iteration_s: list[float] = []
+        # Of every iteration, and compact: a long run has millions.
+        self._stage_s: dict[Key, array[float]] = {}
+        self._iteration_s = array("d")
 
     def add(self, name: str, lane: str, seconds: float) -> None:
         """Account ``seconds`` to a stage of the iteration in progress."""
@@ -36,20 +38,23 @@ class StageTimer:
         for lane in dict.fromkeys(lane for _, lane in stages):
             busy_s = sum(s for (_, of), s in stages.items() if of == lane)
             stages["wait", lane] = max(0.0, iteration_s - busy_s)
-        self._iterations.append(stages)
+        for key in stages:
+            if key not in self._stage_s:
+                self._stage_s[key] = array("d", bytes(8 * len(self._iteration_s)))  # zeros so far
+        for key, seconds in self._stage_s.items():
+            seconds.append(stages.get(key, 0.0))
         self._iteration_s.append(iteration_s)
         return stages
 
     @property
     def _steady(self) -> slice:
         """The iterations after the first, which warms caches and allocators up."""
-        return slice(1 if len(self._iterations) > 1 else 0, None)
+        return slice(1 if len(self._iteration_s) > 1 else 0, None)
 
     def stage_s(self) -> dict[Key, float]:
         """Median seconds of each stage per iteration; the first iteration is left out."""
-        kept = self._iterations[self._steady]
-        keys = dict.fromkeys(key for stages in kept for key in stages)
-        return {key: statistics.median(stages.get(key, 0.0) for stages in kept) for key in keys}
+        steady = self._steady
+        return {key: statistics.median(seconds[steady]) for key, seconds in self._stage_s.items()}
 
     def iteration_s(self) -> float:
         """Median seconds of an iteration; the first is left out. 0 where none is complete."""

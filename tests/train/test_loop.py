@@ -222,7 +222,6 @@ def test_resuming_needs_a_folder():
 
 
 def test_an_unknown_scheme_is_refused():
-    with pytest.raises(
-        UsageError, match="--scheme is one of cpu, hybrid, gpu, double-buffer, got 'tpu'"
-    ):
+    names = "cpu, hybrid, gpu, double-buffer, async"
+    with pytest.raises(UsageError, match=f"--scheme is one of {names}, got 'tpu'"):
         train(make_plan(scheme="tpu"), total_steps=32)
