@@ -156,7 +156,14 @@ def decide(plan: Plan, verdict: Verdict) -> Plan:
     return dataclasses.replace(
         plan,
         chosen=best,
-        candidates=(best, *(c for c in plan.candidates if c != best)),
+        candidates=(
+            best,
+            *(
+                c
+                for c in plan.candidates
+                if (c.scheme, c.placement) != (best.scheme, best.placement)
+            ),
+        ),
         runner_up=plan.chosen,
         margin_fraction=margin,
         bottleneck=best.bottleneck,

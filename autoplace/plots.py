@@ -41,7 +41,6 @@ _STAGE_COLOURS = {
 }
 _WAIT_COLOUR = "#ECECEC"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000")
-_MOST_CANDIDATES = 4
 _LOW = 0.25  # share of the height below which a strip has no room for its name
 _LONGEST = 2.5  # times the choice's iteration that fit on the axis
 _VISIBLE = 0.002  # share of the width that anything takes at least
@@ -124,7 +123,7 @@ def _copies(stage: Stage) -> list[_Block]:
 
 def plot_plan(plan: Plan, suffix: str) -> bytes:
     """One iteration of the choice, by lane, above the best of the other schemes."""
-    shown = [c for c in plan.best_of_schemes.values() if c.stages][:_MOST_CANDIDATES]
+    shown = [c for c in plan.best_of_schemes.values() if c.stages]
     lanes = {c.scheme: [n for n in LANES if any(s.lane == n for s in c.stages)] for c in shown}
     figure = _figure(11, 1.6 + sum(0.55 + 0.5 * len(lanes[c.scheme]) for c in shown))
     axes = figure.subplots(

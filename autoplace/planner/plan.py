@@ -29,6 +29,7 @@ STAGES = (
     "wait",
 )
 LANES = ("sampler", "learner", "copy")
+_FULL = 0.05  # share of an iteration that a lane may wait and still bound it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +142,16 @@ class Candidate:
 
     @property
     def bottleneck(self) -> str:
-        """The stage that takes longest, of a candidate with stages."""
-        return max((s for s in self.stages if s.name != "wait"), key=lambda s: s.total_s).name
+        """The longest stage of those that bound the iteration; of a candidate with stages.
+
+        Where a lane (almost) never waits, what happens beside it on others costs nothing.
+        """
+        waits = dict.fromkeys((s.lane for s in self.stages), 0.0)
+        for stage in self.stages:
+            waits[stage.lane] += stage.total_s * (stage.name == "wait")
+        full = {lane for lane, wait_s in waits.items() if wait_s <= _FULL * self.iteration_s}
+        bounding = [s for s in self.stages if s.name != "wait" and s.lane in (full or waits)]
+        return max(bounding, key=lambda s: s.total_s).name
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of a candidate in a plan's list."""
@@ -206,7 +215,8 @@ class Plan:
         workload: what is to be done.
         fingerprint: of the machine the calibration belongs to.
         chosen: the candidate to run.
-        candidates: the best of every scheme first, then the others, rejected ones last.
+        candidates: the best of every scheme first, then the others (without their stages),
+            rejected ones last.
         runner_up: the best candidate of another scheme, or of another placement where there is
             only one scheme; ``None`` where nothing else is possible.
         margin_fraction: how much faster the choice is than the runner-up.

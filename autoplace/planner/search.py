@@ -160,7 +160,11 @@ class _Search:
             workload=workload,
             fingerprint=calibration.machine.fingerprint,
             chosen=chosen,
-            candidates=(*(self.candidate(c) for c in shown), *rejected),
+            candidates=(
+                # Of all others it would take longer than costing them did.
+                *(self.candidate(c, with_stages=i < len(names)) for i, c in enumerate(shown)),
+                *rejected,
+            ),
             runner_up=runner,
             margin_fraction=margin,
             is_close=is_close,
@@ -376,11 +380,11 @@ class _Search:
         costs = self._model.predict(tasks)
         return min(costs[task].seconds / _envs_in_turn(task) for task in tasks)
 
-    def candidate(self, costed: _Costed) -> Candidate:
-        """The candidate as plan data, with each stage's interval."""
+    def candidate(self, costed: _Costed, *, with_stages: bool = True) -> Candidate:
+        """The candidate as plan data, with each stage's interval where they are asked for."""
         works = {work.key: work for work in costed.works}
         stages = []
-        for span in costed.spans:
+        for span in costed.spans if with_stages else ():
             work = works.get((span.name, span.lane))
             if work is None:  # a wait follows from the other lanes
                 low_s = high_s = span.total_s

@@ -16,7 +16,7 @@ from autoplace.planner.choices import (
     transfer_intervals,
 )
 from autoplace.planner.memory import Limits
-from autoplace.planner.plan import Plan
+from autoplace.planner.plan import Plan, Stage
 from autoplace.planner.search import make_plan
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 from tests.synthetic import GPU, Truth, make_calibration
@@ -329,3 +329,37 @@ def test_a_precision_or_parts_that_cannot_be_are_refused(given, problem):
     calibration = make_calibration(Truth(), env=ENV)
     with pytest.raises(UsageError, match=problem):
         make_plan(calibration, workload(minibatch_rows=64), placement=given)
+
+
+def test_what_happens_beside_a_full_lane_is_no_bottleneck(desktop: Calibration) -> None:
+    plan = make_plan(desktop, workload(hidden_sizes=(64, 64)), scheme="double-buffer")
+
+    def stage(name: str, lane: str, total_s: float) -> Stage:
+        return dataclasses.replace(plan.chosen.stages[0], name=name, lane=lane, total_s=total_s)
+
+    # The sampler is never idle; the learner's one long stage is hidden behind it.
+    hidden = dataclasses.replace(
+        plan.chosen,
+        iteration_s=1.0,
+        stages=(
+            stage("env_step", "sampler", 0.55),
+            stage("policy_step", "sampler", 0.44),
+            stage("wait", "sampler", 0.01),
+            stage("update", "learner", 0.7),
+            stage("wait", "learner", 0.3),
+        ),
+    )
+    assert hidden.bottleneck == "env_step"
+    # In turn, both lanes wait, and whatever is longest counts.
+    in_turn = dataclasses.replace(
+        plan.chosen,
+        iteration_s=1.0,
+        stages=(
+            stage("env_step", "sampler", 0.3),
+            stage("wait", "sampler", 0.7),
+            stage("wait", "learner", 0.3),
+            stage("update", "learner", 0.7),
+        ),
+    )
+    assert in_turn.bottleneck == "update"
+    assert all(c.stages for c in plan.best_of_schemes.values())
