@@ -118,17 +118,20 @@ class Measurement:
         times_s: seconds of one call, one entry per sample, in the order they were taken.
         calls_per_sample: calls that each sample averages over.
         origin: ``measured``; ``scaled`` from another machine's; or ``given`` by the user.
+        valid_fraction: share of an env step's rows that were transitions; the others only reset.
     """
 
     task: Task
     times_s: tuple[float, ...]
     calls_per_sample: int = 1
     origin: str = "measured"
+    valid_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         assert self.times_s and all(t > 0 and math.isfinite(t) for t in self.times_s), self
         assert self.calls_per_sample >= 1
         assert self.origin in ("measured", "scaled", "given"), self.origin
+        assert 0 < self.valid_fraction <= 1, self.valid_fraction
 
     @functools.cached_property
     def median_s(self) -> float:
@@ -173,12 +176,13 @@ class Measurement:
         return (second - first) / self.median_s
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; times keep nine significant digits, ``measured`` goes without saying."""
+        """A JSON object; times keep nine significant digits, the usual goes without saying."""
         return {
             "task": self.task.to_json(),
             "times_s": [float(f"{t:.9g}") for t in self.times_s],
             "calls_per_sample": self.calls_per_sample,
             **({} if self.origin == "measured" else {"origin": self.origin}),
+            **({} if self.valid_fraction == 1 else {"valid_fraction": self.valid_fraction}),
         }
 
     @classmethod
@@ -189,6 +193,7 @@ class Measurement:
             times_s=tuple(float(t) for t in row["times_s"]),
             calls_per_sample=int(row["calls_per_sample"]),
             origin=str(row.get("origin", "measured")),
+            valid_fraction=float(row.get("valid_fraction", 1.0)),
         )
 
 

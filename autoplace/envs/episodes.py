@@ -107,6 +107,11 @@ class EpisodeTracker:
         return taken
 
     @property
+    def valid_fraction(self) -> float:
+        """Share of all rows that were transitions."""
+        return 1 - self.num_skipped / self._num_rows if self._num_rows else 1.0
+
+    @property
     def recent(self) -> list[tuple[float, int]]:
         """(return, length) of the last episodes that ended, at most 100."""
         return list(self._recent)

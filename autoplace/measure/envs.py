@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -121,17 +122,20 @@ def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
     description = inspect_env(env)
     measurements = []
     for task in tasks:
-        series = Series(tasks=(task,))
-        probe = _env_step(task, description)
+        series, episodes = Series(tasks=(task,)), EpisodeTracker(task.num_envs)
+        probe = _env_step(task, description, episodes)
         try:
             run_probe(probe, series, time_limit_s=_TIME_LIMIT_S, min_samples=5)
         finally:
             probe.close()
-        measurements += series.measurements()
+        measurements += [
+            dataclasses.replace(m, valid_fraction=episodes.valid_fraction)
+            for m in series.measurements()
+        ]
     return measurements
 
 
-def _env_step(task: Task, description: EnvDescription) -> Probe:
+def _env_step(task: Task, description: EnvDescription, episodes: EpisodeTracker) -> Probe:
     assert task.backend is not None
     envs = make_vector_env(
         description, num_envs=task.num_envs, backend=task.backend, num_workers=task.workers
@@ -140,7 +144,7 @@ def _env_step(task: Task, description: EnvDescription) -> Probe:
     rng = np.random.default_rng(_SEED)
     actions = description.actions.random(rng, _ACTION_ROWS, task.num_envs)
     outcomes = torch.empty(_ACTION_ROWS, 3, task.num_envs)
-    recorder = OutcomeRecorder(outcomes, EpisodeTracker(task.num_envs))
+    recorder = OutcomeRecorder(outcomes, episodes)
     count = 0
 
     def sample(calls: int) -> tuple[float]:

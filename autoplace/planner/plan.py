@@ -119,7 +119,8 @@ class Candidate:
         iteration_s: predicted seconds of one iteration; 0 where rejected before costing.
         low_s: lower end of its 90 % interval.
         high_s: upper end of its 90 % interval.
-        env_steps_per_s: predicted env steps per second.
+        env_steps_per_s: predicted env steps per second; vector steps that only reset an environment
+            do not count.
         sample_efficiency: measured relative sample efficiency of its minibatch, 1 where flat.
         stages: what the prediction is made of.
         rejected_because: why it may not run, or ``None``.

@@ -15,7 +15,7 @@ from autoplace.contention import Contention
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
 from autoplace.engines import EAGER, ENGINES, supports
 from autoplace.errors import CalibrationError, UsageError
-from autoplace.measurement import Calibration, Task
+from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner import schemes as layouts
 from autoplace.planner.choices import (
     OWN_DYNAMICS,
@@ -122,7 +122,7 @@ class _Search:
         self._costs: dict[Task, Cost] = {}
         self._contention = Contention(calibration)
         self._env_steps = [m for m in calibration.measurements if m.task.op == "env_step"]
-        self._env_spreads: dict[Task, float] = {}
+        self._nearest: dict[Task, Measurement] = {}
 
     def plan(self, workload: Workload, scheme: str) -> Plan:
         """The best placement, and why; ``scheme`` is what the user asked for."""
@@ -277,12 +277,14 @@ class _Search:
             work.key: sum(calls * self._seconds(task, env_extra_s) for task, calls in work.parts)
             for work in works
         }
+        env_step = next(task for work in works if work.name == "env_step" for task, _ in work.parts)
+        nearest = self._nearest_env_step(env_step)
         timing = Timing(
             seconds=seconds,
             steps=steps,
             usable_cpus=self._calibration.machine.usable_cpus,
             slowdown=self._contention.factor,
-            env_spread_fraction=self._env_spread_fraction(works),
+            env_spread_fraction=_spread_fraction(nearest, env_step.num_envs),
         )
         spans = scheme.layout(timing, placement)
         iteration_s = sum(span.total_s for span in spans if span.lane == "sampler")
@@ -296,25 +298,18 @@ class _Search:
             seconds=seconds,
             spans=spans,
             iteration_s=iteration_s,
-            env_steps_per_s=steps * placement.num_envs / iteration_s,
+            env_steps_per_s=steps * placement.num_envs * nearest.valid_fraction / iteration_s,
             efficiency=efficiency,
         )
 
-    def _env_spread_fraction(self, works: Sequence[Work]) -> float:
-        """Standard deviation over mean of one vector step, from the samples of the nearest timing.
-
-        A sample is the mean of so many steps, and a vector step the sum of so many environments':
-        where all vary independently, the fraction goes by one over the root of either.
-        """
-        task = next(task for work in works if work.name == "env_step" for task, _ in work.parts)
-        if task not in self._env_spreads:
-            near = min(
+    def _nearest_env_step(self, task: Task) -> Measurement:
+        """The timing of the same environment and backend that is nearest in number."""
+        if task not in self._nearest:
+            self._nearest[task] = min(
                 (m for m in self._env_steps if _same_but_number(m.task, task)),
                 key=lambda m: abs(math.log(m.task.num_envs / task.num_envs)),
             )
-            steps = near.calls_per_sample * near.task.num_envs / task.num_envs
-            self._env_spreads[task] = near.spread_fraction * math.sqrt(steps)
-        return self._env_spreads[task]
+        return self._nearest[task]
 
     def _seconds(self, task: Task, env_extra_s: float) -> float:
         seconds = self._costs[task].seconds
@@ -467,6 +462,16 @@ def _best_per_scheme_first(costed: Sequence[_Costed]) -> list[_Costed]:
     leading = list(first.values())
     chosen = {id(candidate) for candidate in leading}
     return leading + [candidate for candidate in costed if id(candidate) not in chosen]
+
+
+def _spread_fraction(measured: Measurement, num_envs: int) -> float:
+    """Standard deviation over mean of one vector step of so many environments, from its samples.
+
+    A sample is the mean of so many steps, and a vector step the sum of so many environments':
+    where all vary independently, the fraction goes by one over the root of either.
+    """
+    steps = measured.calls_per_sample * measured.task.num_envs / num_envs
+    return measured.spread_fraction * math.sqrt(steps)
 
 
 def _same_but_number(first: Task, second: Task) -> bool:

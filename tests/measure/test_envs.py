@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from autoplace.measure.envs import part_sizes
+import pytest
+
+from autoplace.measure import envs as envs_module
+from autoplace.measure.envs import env_tasks, measure_env, part_sizes
+from autoplace.workload import EnvSpec
 
 
 def test_parts_are_timed_as_sampler_processes_would_step_them() -> None:
@@ -10,3 +14,15 @@ def test_parts_are_timed_as_sampler_processes_would_step_them() -> None:
     assert part_sizes(8, 2) == (8, 4)  # one process and the learner, or two processes
     assert part_sizes(16, 8) == (4, 2)  # seven do not divide 16, four do
     assert part_sizes(7, 4) == (7,)
+
+
+def test_the_share_of_rows_that_are_transitions_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(envs_module, "_TIME_LIMIT_S", 0.05)
+    env = EnvSpec.make("CartPole-v1")
+    found = {m.task.backend: m for m in measure_env(env, env_tasks(env, (8,)))}
+    assert found["sync"].valid_fraction == 1.0
+    # Random actions end an episode after some 22 steps, and the vector entry point then spends one
+    # on the reset: 1 / (1 + 1 / 22).
+    assert found["vector"].valid_fraction == pytest.approx(22 / 23, abs=0.02)

@@ -180,6 +180,21 @@ def test_a_faster_environment_raises_the_prediction_by_what_it_saves() -> None:
     assert saved == pytest.approx(128 * 8 * 5e-4, rel=0.01)
 
 
+def test_rows_that_only_reset_are_no_env_steps() -> None:
+    calibration = make_calibration(Truth(), env=ENV)
+    whole = make_plan(calibration, workload(), scheme="cpu").chosen
+    lossy = [
+        dataclasses.replace(m, valid_fraction=0.9)
+        for m in calibration.measurements
+        if m.task.op == "env_step"
+    ]
+    less = make_plan(calibration.with_measurements(lossy), workload(), scheme="cpu").chosen
+    assert less.iteration_s == pytest.approx(whole.iteration_s)
+    assert less.env_steps_per_s == pytest.approx(0.9 * whole.env_steps_per_s)
+    for measurement in lossy:
+        assert Measurement.from_json(measurement.to_json()).valid_fraction == 0.9
+
+
 def test_memory_that_is_not_there_rejects_with_the_figure(desktop: Calibration) -> None:
     plan = make_plan(
         desktop,
