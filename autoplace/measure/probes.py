@@ -6,6 +6,7 @@ update objects, on tensors of the same shapes. One builder per op, in :data:`BUI
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,6 +31,9 @@ _ROLLOUT_STEPS = 64  # rows that a policy probe cycles through
 # Steps that are queued before the device is waited for, as in the trainer's update.
 _QUEUED_UPDATES = 8
 _STRETCH_S = 2e-5  # of virtual time, which Python does not take by itself
+# As in a run, both sides are woken from their sleep; so only a few calls make a sample.
+_ASLEEP_S = 1e-3
+_HANDOFFS = 5
 _ECHO_TIMEOUT_S = 60.0  # within which another process has started and answered
 
 
@@ -120,15 +124,21 @@ def _handoff(task: Task) -> Probe:
     there, back = device.message_channel(), device.message_channel()
     partner = device.spawn(echo, there, back, name="autoplace echo")
 
-    def call() -> None:
-        there.put(1)
-        back.get(timeout=_ECHO_TIMEOUT_S)
+    def sample(calls: int) -> tuple[float]:
+        elapsed_s = 0.0
+        for _ in range(calls):
+            time.sleep(_ASLEEP_S)
+            start_s = device.now()
+            there.put(1)
+            back.get(timeout=_ECHO_TIMEOUT_S)
+            elapsed_s += device.now() - start_s
+        return (elapsed_s / calls,)
 
     def close() -> None:
         there.put(None)
         partner.join(_ECHO_TIMEOUT_S)
 
-    return Probe(tasks=(task,), sample=timed_calls(call, task.device), close=close)
+    return Probe(tasks=(task,), sample=sample, max_calls=_HANDOFFS, close=close)
 
 
 def _interpreter(task: Task) -> Probe:

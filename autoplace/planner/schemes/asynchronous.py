@@ -65,12 +65,12 @@ def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
 
 def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
     num_envs = placement.num_envs // placement.num_workers
-    weights = Task(op="elementwise", shape=(workload.network.num_parameters,))
+    published = Task(op="elementwise", shape=(workload.network.num_parameters,))
     return (
         per_step("policy_step", workload, placement, rows=num_envs),
         env_step(workload, placement, num_envs=num_envs),
-        message("sampler", weights),
-        message("learner", state_copy(workload, placement), ways=2),
+        message("sampler"),
+        message("learner", state_copy(workload, placement), published, ways=2),
         *learner_works(workload, placement),
     )
 
