@@ -154,7 +154,8 @@ def _candidates(plan: Plan, every: bool) -> str:
 
 def _backend(placement: Placement) -> str:
     workers = f" x {placement.num_workers}" if placement.num_workers else ""
-    return f"{placement.env_backend}{workers}"
+    groups = f" in {placement.num_groups} groups" if placement.num_groups > 1 else ""
+    return f"{placement.env_backend}{workers}{groups}"
 
 
 def _side(device: str, threads: int) -> str:

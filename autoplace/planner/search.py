@@ -277,6 +277,11 @@ class _Search:
             work.key: sum(calls * self._seconds(task, env_extra_s) for task, calls in work.parts)
             for work in works
         }
+        if placement.num_groups > 1:
+            # One half steps while the other's actions are computed: the slower lane counts, and
+            # the sampler sees of the steps only what it has to wait for.
+            policy_s, step_s = (seconds[name, "sampler"] for name in ("policy_step", "env_step"))
+            seconds["env_step", "sampler"] = max(step_s - policy_s, 0.0)
         env_step = next(task for work in works if work.name == "env_step" for task, _ in work.parts)
         nearest = self._nearest_env_step(env_step)
         timing = Timing(
@@ -440,7 +445,8 @@ def _safest_of_equals_first(costed: list[_Costed]) -> list[_Costed]:
         sampling = max(placement.sample_threads, placement.num_workers)
         threads = sampling + placement.learn_threads
         lag, workers = placement.max_policy_lag, placement.num_workers
-        return placement.minibatch_rows, threads, lag, workers, -candidate.score
+        groups = placement.num_groups
+        return placement.minibatch_rows, threads, lag, workers, groups, -candidate.score
 
     limit = costed[0].score * (1 - SAME_SPEED_FRACTION)
     chosen = min((c for c in costed if c.score >= limit), key=risk)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autoplace.errors import UsageError
+from autoplace.measurement import Measurement, Task
 from autoplace.planner.choices import (
     LAG_EFFICIENCY,
     lag_efficiency,
@@ -303,3 +304,47 @@ def test_a_lag_is_worth_what_was_declared_for_it() -> None:
     assert lag_efficiency(0) == 1.0
     assert all(0 < value <= 1 for value in LAG_EFFICIENCY.values())
     assert lag_efficiency(100) == LAG_EFFICIENCY[max(LAG_EFFICIENCY)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Split-half sampling
+
+
+def with_workers(step_s: float, *, usable_cpus: int):
+    """The environment under one worker process too: 20 microseconds and ``step_s`` per env."""
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=step_s, usable_cpus=usable_cpus)
+    measurements = [
+        Measurement(
+            task=Task(op="env_step", env=ENV, backend="process", num_envs=number, workers=1),
+            times_s=(2e-5 + number * step_s,) * 5,
+        )
+        for number in (1, 4, 8)
+    ]
+    return calibration.with_measurements(measurements)
+
+
+@pytest.mark.parametrize("step_s", [1e-4, 2e-6], ids=["slow steps", "fast steps"])
+def test_one_half_steps_while_the_actions_of_the_other_are_computed(step_s: float) -> None:
+    given = {"env_backend": "process", "num_groups": 2}
+    calibration = with_workers(step_s, usable_cpus=2)
+    plan = make_plan(calibration, workload(minibatch_rows=256), scheme="cpu", placement=given)
+    stages = {s.name: s for s in plan.chosen.stages if s.lane == "sampler"}
+    assert plan.placement.num_groups == 2
+    assert "process x 1 in 2 groups" in plan.explain()
+    assert stages["policy_step"].calls == stages["env_step"].calls == 2 * 128
+    # 128 vector steps of two halves of 4 environments
+    steps_s = 2 * 128 * (2e-5 + 4 * step_s)
+    policy_s = stages["policy_step"].total_s
+    assert (steps_s > policy_s) == (step_s == 1e-4)
+    assert policy_s + stages["env_step"].total_s == pytest.approx(max(steps_s, policy_s), rel=1e-3)
+
+
+def test_split_half_sampling_is_proposed_where_policy_and_workers_have_cores_of_their_own() -> None:
+    def groups(usable_cpus: int) -> set[int]:
+        plan = make_plan(with_workers(1e-4, usable_cpus=usable_cpus), workload())
+        return {c.placement.num_groups for c in plan.candidates if c.rejected_because is None}
+
+    assert groups(1) == {1}
+    assert groups(2) == {1, 2}
+    plan = make_plan(with_workers(1e-4, usable_cpus=2), workload(), placement={"num_groups": 2})
+    assert (plan.scheme, plan.placement.num_groups) == ("cpu", 2)  # no core is left for a learner

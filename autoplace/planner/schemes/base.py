@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autoplace.device_names import CPU
 from autoplace.engines import EAGER, FP32, engine_on, precision_problem
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
@@ -140,6 +141,9 @@ def combinations(
 ) -> Iterator[Placement]:
     """Every combination of sides and chunk lengths with the values that any scheme may take.
 
+    Split-half sampling keeps the policy's threads and all workers busy at once, so it is proposed
+    where there is a core for each.
+
     Args:
         axes: those values.
         num_envs: environments stepped together.
@@ -161,19 +165,25 @@ def combinations(
             continue  # other engines have neither
         if precision_problem(axes.precision, where.learn_device):
             continue
-        yield Placement(
-            device=where.learn_device,
-            sample_device=where.sample_device,
-            learn_device=where.learn_device,
-            transfer_interval_steps=interval,
-            minibatch_rows=rows,
-            num_envs=num_envs,
-            env_backend=backend,
-            num_workers=workers,
-            sample_threads=where.sample_threads,
-            learn_threads=where.learn_threads,
-            engine=engine,
-            precision=axes.precision,
-            accumulation_steps=axes.accumulation_steps,
-            max_policy_lag=policy_lag,
+        free = axes.usable_cpus - where.sample_threads  # cores that are not the policy's
+        splits = backends is None and where.sample_device == CPU and 0 < workers <= free
+        yield from (
+            Placement(
+                device=where.learn_device,
+                sample_device=where.sample_device,
+                learn_device=where.learn_device,
+                transfer_interval_steps=interval,
+                minibatch_rows=rows,
+                num_envs=num_envs,
+                env_backend=backend,
+                num_workers=workers,
+                num_groups=groups,
+                sample_threads=where.sample_threads,
+                learn_threads=where.learn_threads,
+                engine=engine,
+                precision=axes.precision,
+                accumulation_steps=axes.accumulation_steps,
+                max_policy_lag=policy_lag,
+            )
+            for groups in ((1, 2) if splits and 2 * workers <= num_envs else (1,))
         )

@@ -43,6 +43,8 @@ def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
 
 
 def _sampling_threads(placement: Placement) -> int:
+    if placement.num_groups > 1:  # policy and workers at once
+        return placement.sample_threads + placement.num_workers
     return max(placement.sample_threads, placement.num_workers)
 
 

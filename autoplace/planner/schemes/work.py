@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autoplace.engines import PRECISIONS, engine_on
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
@@ -10,30 +12,33 @@ from autoplace.workload import FLOAT_BYTES, Workload, minibatch_sizes
 
 
 def env_step(workload: Workload, placement: Placement, *, num_envs: int = 0) -> Work:
-    """Vector steps of ``num_envs`` environments in one process, or of all as they are placed."""
-    steps = workload.hyperparameters.rollout_steps
+    """Vector steps of ``num_envs`` environments in one process, or of all as they are placed.
+
+    In several groups each steps by itself.
+    """
+    calls = workload.hyperparameters.rollout_steps * placement.num_groups
     task = Task(
         op="env_step",
         env=workload.env,
         backend=placement.env_backend,
-        num_envs=num_envs or placement.num_envs,
+        num_envs=num_envs or math.ceil(placement.num_envs / placement.num_groups),
         workers=0 if num_envs else placement.num_workers,
     )
-    return Work(name="env_step", lane="sampler", calls=steps, parts=((task, steps),))
+    return Work(name="env_step", lane="sampler", calls=calls, parts=((task, calls),))
 
 
 def per_step(op: str, workload: Workload, placement: Placement, *, rows: int = 0) -> Work:
-    """A stage that runs once per vector step, on ``rows`` rows (0: all), where sampling is done."""
-    steps = workload.hyperparameters.rollout_steps
+    """A stage that runs once per vector step and group, on ``rows`` rows (0: all of the group)."""
+    calls = workload.hyperparameters.rollout_steps * placement.num_groups
     task = Task(
         op=op,
         device=placement.sample_device,
         threads=placement.sample_threads,
         network=workload.network,
-        rows=rows or placement.num_envs,
+        rows=rows or math.ceil(placement.num_envs / placement.num_groups),
         engine=engine_on(placement.engine, placement.sample_device),
     )
-    return Work(name=op, lane="sampler", calls=steps, parts=((task, steps),))
+    return Work(name=op, lane="sampler", calls=calls, parts=((task, calls),))
 
 
 def gae(workload: Workload, placement: Placement) -> Work:
