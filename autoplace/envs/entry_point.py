@@ -231,4 +231,4 @@ def _make(spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
     except AutoplaceError:
         raise
     except Exception as error:
-        raise_unmade(spec.id, error)
+        raise_unmade(spec, error)

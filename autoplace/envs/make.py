@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,7 +53,7 @@ def make_env(spec: EnvSpec, *, render_mode: str | None = None) -> Env:
     except AutoplaceError:
         raise
     except Exception as error:
-        raise_unmade(spec.id, error)
+        raise_unmade(spec, error)
     if not isinstance(env, gym.Env):
         raise EnvError(
             f"{spec.id} must give a gymnasium.Env, got {type(env).__name__}: return an environment"
@@ -108,21 +109,29 @@ def _load_function(path: Path, function: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def raise_unmade(env_id: str, error: Exception) -> NoReturn:
+def raise_unmade(spec: EnvSpec, error: Exception) -> NoReturn:
     """Say why an environment cannot be made and what to do, in one line.
 
     Raises:
         EnvError: always; its cause is what went wrong.
     """
-    known = _known_failure(env_id, error)
+    known = _known_failure(spec, error)
     if known is not None:
         raise EnvError(known) from error
     first_line = (str(error).strip().splitlines() or [""])[0]
-    message = f"{env_id} cannot be made: {type(error).__name__}: {first_line}"
+    message = f"{spec.id} cannot be made: {type(error).__name__}: {first_line}"
     raise EnvError(message, evidence=own_traceback(error)) from error
 
 
-def _known_failure(env_id: str, error: Exception) -> str | None:
+def _known_failure(spec: EnvSpec, error: Exception) -> str | None:
+    """A failure that its one-line message explains."""
+    env_id = spec.id
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if unknown is not None and unknown[1] in dict(spec.kwargs):
+        return (
+            f"{env_id} cannot be made with --env-kwargs {unknown[1]!r}, which it does not have: "
+            "leave it out"
+        )
     missing = _missing_package(error)
     if missing is not None:
         package = _INSTALL.get(missing, missing)

@@ -119,5 +119,5 @@ def _make_pool(
             **description.env.kwargs,
         )
     except Exception as error:
-        raise_unmade(description.env.id, error)
+        raise_unmade(description.env, error)
     return pool

@@ -350,6 +350,8 @@ SCRIPT = """
                 pass
             return np.zeros(1, np.float32), 0.0, False, False, {}
 
+    # Whoever started the tests in the background may have left it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gym.register("Mine-v0", entry_point=Mine)
     description = inspect_env(EnvSpec(id="Mine-v0"))
     envs = ProcessVectorEnv(description, 4, num_workers=2)
