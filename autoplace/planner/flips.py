@@ -1,9 +1,9 @@
 """What would flip a choice: the nearest change of one parameter at which another one wins.
 
 A choice is a scheme and the device that learns; a mere change of threads or workers is no flip.
-Each parameter is searched alone, upwards and downwards, over a wide range and then by bisection.
-Asked about are the placements with few, with many and with the chosen number of threads, with the
-chosen and the longest chunks: the others lie between them.
+Each parameter is searched alone, upwards and downwards, over a wide range and then by bisection. A
+flip counts only if the choice does not come back a little beyond: near-ties go back and forth. Few
+sampler threads and chunk lengths are looked at, for they hardly decide between choices.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autoplace.workload import Workload
 _STEP = 4.0  # factor between the values that are looked at first
 _STEPS = 3  # of them, upwards and downwards
 _BISECTIONS = 6  # of an interval that spans such a factor: to 2 %
+_BEYOND = 1.12  # times a flip's value, where its winner must still lead
 
 
 class Choice(NamedTuple):
@@ -70,7 +71,6 @@ def few_placements(axes: Axes, placement: Placement) -> Axes:
     return dataclasses.replace(
         axes,
         sample_threads=some(axes.sample_threads, placement.sample_threads),
-        learn_threads=some(axes.learn_threads, placement.learn_threads),
         transfer_intervals=tuple(v for v in axes.transfer_intervals if v in intervals),
     )
 
@@ -94,10 +94,35 @@ def _find_flip(
         if other is None:
             return None
         if other != choice:
-            break
+            edge, other = _bisected(near, far, choice, other, winner_at)
+            beyond = edge * _BEYOND ** math.copysign(1, factor - 1)
+            lasting = winner_at(beyond)
+            if lasting != choice:
+                other = other if lasting is None else lasting
+                break
+            far = beyond  # a near-tie that goes back and forth: look further
         near = far
     else:
         return None
+    return Flip(
+        parameter=parameter,
+        from_value=start,
+        to_value=edge if parameter == "env_step_s" else float(round(edge)),
+        scheme_from=choice.scheme,
+        scheme_to=other.scheme,
+        device_from=choice.learn_device,
+        device_to=other.learn_device,
+    )
+
+
+def _bisected(
+    near: float,
+    far: float,
+    choice: Choice,
+    other: Choice,
+    winner_at: Callable[[float], Choice | None],
+) -> tuple[float, Choice]:
+    """The value next to ``near`` at which another than ``choice`` wins, and which one that is."""
     for _ in range(_BISECTIONS):
         middle = math.sqrt(near * far)
         found = winner_at(middle)
@@ -105,15 +130,7 @@ def _find_flip(
             near = middle
         else:
             far, other = middle, found
-    return Flip(
-        parameter=parameter,
-        from_value=start,
-        to_value=far if parameter == "env_step_s" else float(round(far)),
-        scheme_from=choice.scheme,
-        scheme_to=other.scheme,
-        device_from=choice.learn_device,
-        device_to=other.learn_device,
-    )
+    return far, other
 
 
 def _parameters(
