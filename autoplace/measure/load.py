@@ -57,11 +57,14 @@ class Load:
             partner.send()
         for partner in partners:
             partner.wait()
+        if not device.spawns_processes():  # a lane is started in no time, and at rest it is a cost
+            self.close()
 
     def close(self) -> None:
         """End them all."""
         for partner in self._partners:
             partner.close()
+        self._partners = []
 
 
 class _Partner:
