@@ -19,9 +19,9 @@ RUNS: dict[str, tuple[tuple[str, ...], str]] = {
         "stopped after",
     ),
     "planner_api.py": ((), "Bottleneck:"),
-    "add_scheme.py": (("--steps", "2048", "--budget", "1"), "predicted by the plan"),
-    "custom_network.py": (("--steps", "2048", "--budget", "1"), "mean return of the last 100"),
-    "sb3_handover.py": (("--steps", "2048", "--budget", "1"), "mean return in Stable-Baselines3"),
+    "add_scheme.py": (("--steps", "2048", "--budget", "4"), "predicted by the plan"),
+    "custom_network.py": (("--steps", "2048", "--budget", "4"), "mean return of the last 100"),
+    "sb3_handover.py": (("--steps", "2048", "--budget", "4"), "mean return in Stable-Baselines3"),
     "custom_env.py": (("--steps", "4096", "--budget", "6"), "mean return of the last 100"),
     "matmul_crossover.py": (("--size", "256"), "timed rightly"),
 }
