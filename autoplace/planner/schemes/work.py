@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from autoplace.engines import PRECISIONS, engine_on
 from autoplace.measurement import Task
@@ -63,7 +64,10 @@ def update(workload: Workload, placement: Placement) -> Work:
     hyper = workload.hyperparameters
     whole = minibatch_sizes(hyper.rollout_steps * placement.num_envs, placement.minibatch_rows)
     passes = placement.accumulation_steps
-    sizes = [size for rows in whole for size in _part_sizes(rows, min(passes, rows))]
+    counts: dict[int, int] = {}
+    for size, times in Counter(whole).items():
+        for rows in _part_sizes(size, min(passes, size)):
+            counts[rows] = counts.get(rows, 0) + times
     parts = tuple(
         (
             Task(
@@ -75,9 +79,9 @@ def update(workload: Workload, placement: Placement) -> Work:
                 engine=engine_on(placement.engine, placement.learn_device),
                 dtype=PRECISIONS[placement.precision],
             ),
-            float(hyper.epochs * sizes.count(rows)),
+            float(hyper.epochs * count),
         )
-        for rows in sorted(set(sizes), reverse=True)
+        for rows, count in sorted(counts.items(), reverse=True)
     )
     return Work(name="update", lane="learner", calls=hyper.epochs * len(whole), parts=parts)
 
