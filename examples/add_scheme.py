@@ -18,9 +18,9 @@ from autoplace.train import schemes as run
 from autoplace.train.schemes.cpu import CpuScheme
 
 
-def rest_after_work(seconds, placement, steps):
+def rest_after_work(timing, placement):
     """When things happen: as in ``cpu``, then both lanes wait as long as that took."""
-    spans = CPU.layout(seconds, placement, steps)
+    spans = CPU.layout(timing, placement)
     busy_s = sum(span.total_s for span in spans if span.lane == "sampler")
     return tuple(
         dataclasses.replace(span, total_s=span.total_s + busy_s) if span.name == "wait" else span

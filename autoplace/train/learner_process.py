@@ -10,6 +10,7 @@ learner works in the shared state itself.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,23 +135,20 @@ class StateViews:
 
 def serve(orders: MessageChannel, answers: MessageChannel, job: Job) -> None:
     """Learn from what is handed over until the order is ``None``."""
-    with devices.torch_threads(job.threads):
-        _serve(orders, answers, job)
-
-
-def _serve(orders: MessageChannel, answers: MessageChannel, job: Job) -> None:
     server: _Server | None = None
-    while True:
-        order: Order | None = orders.get()
-        if order is None:
-            return
-        try:
-            if server is None:
-                server = _Server(job)
-            answer = server.learn(order)
-        except Exception as error:
-            answer = Answer(error=pack_error(error))
-        answers.put(answer)
+    with contextlib.ExitStack() as stack:
+        while True:
+            order: Order | None = orders.get()
+            if order is None:
+                return
+            try:
+                if server is None:
+                    stack.enter_context(devices.torch_threads(job.threads))
+                    server = _Server(job)
+                answer = server.learn(order)
+            except Exception as error:
+                answer = Answer(error=pack_error(error))
+            answers.put(answer)
 
 
 class _Server:
