@@ -121,7 +121,8 @@ class Candidate:
         high_s: upper end of its 90 % interval.
         env_steps_per_s: predicted env steps per second; vector steps that only reset an environment
             do not count.
-        sample_efficiency: measured relative sample efficiency of its minibatch, 1 where flat.
+        sample_efficiency: measured relative sample efficiency of its minibatch and policy lag, 1
+            where there is no loss.
         stages: what the prediction is made of.
         rejected_because: why it may not run, or ``None``.
     """

@@ -282,6 +282,7 @@ def compare_workload(
                 "scheme": scheme.name,
                 "predicted_s": plan.chosen.iteration_s,
                 "true_s": result.iteration_s,
+                "sample_efficiency": plan.chosen.sample_efficiency,
                 "stages": [
                     {
                         "name": stage.name,
@@ -355,7 +356,11 @@ def judge(results: Sequence[dict[str, Any]]) -> Verdict:
     errors: list[float] = []
     for result in results:
         for workload in result["workloads"]:
-            times = {row["scheme"]: row["true_s"] for row in workload["schemes"]}
+            # A choice weighs speed by what a policy lag costs in env steps.
+            times = {
+                row["scheme"]: row["true_s"] / row["sample_efficiency"]
+                for row in workload["schemes"]
+            }
             cases += 1
             right += times[workload["chosen"]] <= 1.03 * min(times.values())
             errors += [abs(r["predicted_s"] / r["true_s"] - 1) for r in workload["schemes"]]
@@ -377,9 +382,9 @@ def as_text(result: dict[str, Any]) -> str:
         )
         lines.append(f"{row['name']:<44}{known:>12}{found:>12}   ({low} to {high})")
     for workload in result["workloads"]:
-        best = min(row["true_s"] for row in workload["schemes"])
+        best = min(row["true_s"] / row["sample_efficiency"] for row in workload["schemes"])
         for row in workload["schemes"]:
-            marks = ("*" if row["true_s"] == best else "") + (
+            marks = ("*" if row["true_s"] / row["sample_efficiency"] == best else "") + (
                 "<- chosen" if row["scheme"] == workload["chosen"] else ""
             )
             lines.append(

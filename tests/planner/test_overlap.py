@@ -300,10 +300,12 @@ def test_a_lag_of_several_iterations_is_said_and_forbidden_where_there_may_be_no
     assert policy_lags(4) == (1, 4)
 
 
-def test_a_lag_is_worth_what_was_declared_for_it() -> None:
-    assert lag_efficiency(0) == 1.0
-    assert all(0 < value <= 1 for value in LAG_EFFICIENCY.values())
-    assert lag_efficiency(100) == LAG_EFFICIENCY[max(LAG_EFFICIENCY)]
+def test_a_lag_is_priced_by_what_was_declared_for_it(server) -> None:
+    assert (lag_efficiency(0), lag_efficiency(1)) == (1.0, LAG_EFFICIENCY)
+    for candidate in make_plan(server, workload(minibatch_rows=256), max_policy_lag=2).candidates:
+        if candidate.rejected_because is None:
+            lag = candidate.placement.max_policy_lag
+            assert candidate.sample_efficiency == pytest.approx(LAG_EFFICIENCY**lag)
 
 
 # --------------------------------------------------------------------------------------------------
