@@ -111,7 +111,7 @@ def test_a_race_measures_the_stages_of_the_plan_and_leaves_nothing_running() -> 
         assert {name for name, _ in entrant.stage_s} >= {"env_step", "update", "wait"}
         sampler_s = sum(s for (_, lane), s in entrant.stage_s.items() if lane == "sampler")
         # Turns of a few iterations on a machine that others use too: no more than an iteration.
-            assert 0.0 < sampler_s < 1.5 * entrant.iteration_s
+        assert 0.0 < sampler_s < 1.5 * entrant.iteration_s
         assert entrant.rows == 32
     data = result.to_json()
     assert data["chosen"] == "cpu"
