@@ -18,7 +18,7 @@ from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.draws import Draws
 from autoplace.train.interrupt import StopRequest
-from autoplace.train.learner import Learned
+from autoplace.train.learner import Learned, Learner
 from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import Hyperparameters
 
@@ -75,6 +75,20 @@ class Setup:
         )
         self.resources.callback(envs.close)
         return envs
+
+    def make_learner(self, network: ActorCritic) -> Learner:
+        """A learner in this process; ``network`` is on the device where it learns."""
+        placement = self.placement
+        return Learner(
+            network,
+            self.hyperparameters,
+            minibatch_rows=placement.minibatch_rows,
+            precision=placement.precision,
+            accumulation_steps=placement.accumulation_steps,
+            device=placement.learn_device,
+            threads=placement.learn_threads,
+            timer=self.timer,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from autoplace.device_names import CPU
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_policy_step
-from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Completed, InTurn, Setup
 
@@ -17,23 +15,14 @@ class CpuScheme(InTurn):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        hyper, placement = setup.hyperparameters, setup.placement
+        hyper = setup.hyperparameters
         self._draws = setup.draws
         self._rollout = Rollout(
             setup.network.spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs
         )
         self._sampler = HostSampler.of(setup, self._envs, self._rollout)
         self._policy_step = make_policy_step(setup.network)
-        self.learner = Learner(
-            setup.network,
-            hyper,
-            minibatch_rows=placement.minibatch_rows,
-            precision=placement.precision,
-            accumulation_steps=placement.accumulation_steps,
-            device=CPU,
-            threads=placement.learn_threads,
-            timer=setup.timer,
-        )
+        self.learner = setup.make_learner(setup.network)
 
     def sample(self, iteration: int) -> None:
         """Fill the rollout."""

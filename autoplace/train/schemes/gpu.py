@@ -14,7 +14,6 @@ from autoplace import device as devices
 from autoplace.device import now
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.train.learner import Learner
 from autoplace.train.sampler import VectorSteps
 from autoplace.train.schemes.base import Completed, InTurn, Setup
 
@@ -48,16 +47,8 @@ class GpuScheme(InTurn):
         self._crossings = [
             _Crossing(self._rollout, part, self._device) for part in self._steps.groups
         ]
-        self.learner = Learner(
-            setup.network.over(setup.network.flat.to(self._device)),  # host -> device, once a run
-            hyper,
-            minibatch_rows=placement.minibatch_rows,
-            precision=placement.precision,
-            accumulation_steps=placement.accumulation_steps,
-            device=self._device,
-            threads=placement.learn_threads,
-            timer=setup.timer,
-        )
+        flat = setup.network.flat.to(self._device)  # host -> device, once a run
+        self.learner = setup.make_learner(setup.network.over(flat))
         self._policy_step = PolicyStep(self.learner.network)
 
     def sample(self, iteration: int) -> None:

@@ -12,7 +12,6 @@ from autoplace import device as devices
 from autoplace.device import now
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_policy_step
-from autoplace.train.learner import Learner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Completed, InTurn, Setup
 
@@ -39,16 +38,8 @@ class HybridScheme(InTurn):
         self._sampling_network = setup.network.over(flat.copy_(setup.network.flat))
         self._sampler = HostSampler.of(setup, self._envs, self._host)
         self._policy_step = make_policy_step(self._sampling_network)
-        self.learner = Learner(
-            setup.network.over(setup.network.flat.to(self._device)),  # host -> device, once a run
-            hyper,
-            minibatch_rows=placement.minibatch_rows,
-            precision=placement.precision,
-            accumulation_steps=placement.accumulation_steps,
-            device=self._device,
-            threads=placement.learn_threads,
-            timer=setup.timer,
-        )
+        learned = setup.network.flat.to(self._device)  # host -> device, once a run
+        self.learner = setup.make_learner(setup.network.over(learned))
 
     def sample(self, iteration: int) -> None:
         """Fill the rollout; its chunks leave for the device meanwhile."""
