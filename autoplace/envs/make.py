@@ -115,23 +115,18 @@ def raise_unmade(spec: EnvSpec, error: Exception) -> NoReturn:
     Raises:
         EnvError: always; its cause is what went wrong.
     """
-    known = _known_failure(spec, error)
+    known = _known_failure(spec.id, error)
     if known is not None:
         raise EnvError(known) from error
     first_line = (str(error).strip().splitlines() or [""])[0]
     message = f"{spec.id} cannot be made: {type(error).__name__}: {first_line}"
-    raise EnvError(message, evidence=own_traceback(error)) from error
-
-
-def _known_failure(spec: EnvSpec, error: Exception) -> str | None:
-    """A failure that its one-line message explains."""
-    env_id = spec.id
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if unknown is not None and unknown[1] in dict(spec.kwargs):
-        return (
-            f"{env_id} cannot be made with --env-kwargs {unknown[1]!r}, which it does not have: "
-            "leave it out"
-        )
+    is_asked_for = unknown is not None and unknown[1] in spec.kwargs
+    raise EnvError(message, evidence="" if is_asked_for else own_traceback(error)) from error
+
+
+def _known_failure(env_id: str, error: Exception) -> str | None:
+    """A failure that its one-line message explains."""
     missing = _missing_package(error)
     if missing is not None:
         package = _INSTALL.get(missing, missing)
