@@ -17,6 +17,7 @@ import click
 from autoplace._version import __version__
 from autoplace.cli_compare import compare
 from autoplace.cli_options import (
+    DEFAULT_TOTAL_STEPS,
     FILE,
     FOLDER,
     env_options,
@@ -24,6 +25,7 @@ from autoplace.cli_options import (
     json_option,
     placement_options,
     plot_option,
+    total_steps_option,
 )
 from autoplace.cli_output import (
     NoteHandler,
@@ -218,6 +220,7 @@ def calibrate(
     metavar="SECONDS",
     help="Of one step of one environment, instead of a measured one.",
 )
+@total_steps_option("Env steps of the run, over which the start of its processes is charged")
 @click.option("--all", "every", is_flag=True, help="Show every candidate.")
 @plot_option("an iteration by lane, beside those of the other schemes, to this file")
 @click.option("--race", is_flag=True, help="Where the prediction is a tie, run both and decide.")
@@ -231,6 +234,7 @@ def calibrate(
 def plan(
     env: str,
     env_kwargs: str | None,
+    total_steps: int | None,
     every: bool,
     plot_file: Path | None,
     race: bool,
@@ -245,7 +249,7 @@ def plan(
     is_here = options["calibration"] is None
     if race and not is_here:
         raise UsageError("--race runs on this machine, not on that of --calibration: leave one out")
-    result = planned(env, env_kwargs, options).plan
+    result = planned(env, env_kwargs, options, total_steps or DEFAULT_TOTAL_STEPS).plan
     if is_here:
         result = settled(result, lambda: race)
     if race and not result.raced:

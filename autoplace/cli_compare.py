@@ -48,7 +48,7 @@ def compare(
     from autoplace import report
     from autoplace.race import best_of_schemes, fixed_rules, race, without_repeats
 
-    made = planned(env, env_kwargs, options)
+    made = planned(env, env_kwargs, options, total_steps=None)
     names = tuple(name.strip() for name in schemes.split(",") if name.strip())
     candidates = without_repeats(
         best_of_schemes(made.plan, names)

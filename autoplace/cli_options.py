@@ -56,6 +56,18 @@ def _apply(options: Sequence[Callable[[Function], Function]], function: Function
     return function
 
 
+DEFAULT_TOTAL_STEPS = 100_000
+
+
+def total_steps_option(what: str) -> Callable[[Function], Function]:
+    """--total-steps."""
+    return click.option(
+        "--total-steps",
+        type=click.IntRange(min=1),
+        help=f"{what} (default {DEFAULT_TOTAL_STEPS:,}).",
+    )
+
+
 def env_options(function: Function) -> Function:
     """ENV and where its step time comes from."""
     return _apply(

@@ -91,12 +91,20 @@ def _given_placement(options: Mapping[str, Any]) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def planned(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> Planned:
-    """The plan that the options describe; measures what is missing, and says so on stderr."""
-    return _plan_workload(_workload(env, env_kwargs, options), options, options["max_policy_lag"])
+def planned(
+    env: str, env_kwargs: str | None, options: Mapping[str, Any], total_steps: int | None
+) -> Planned:
+    """The plan that the options describe; measures what is missing, and says so on stderr.
+
+    ``total_steps`` is the run's length, ``None`` where that is of no account.
+    """
+    workload = _workload(env, env_kwargs, options)
+    return _plan_workload(workload, options, options["max_policy_lag"], total_steps)
 
 
-def _plan_workload(workload: Workload, options: Mapping[str, Any], max_policy_lag: int) -> Planned:
+def _plan_workload(
+    workload: Workload, options: Mapping[str, Any], max_policy_lag: int, total_steps: int | None
+) -> Planned:
     from autoplace.cost_model import fit_cost_model
     from autoplace.planner.search import make_plan
     from autoplace.prepare import prepare_calibration
@@ -120,12 +128,17 @@ def _plan_workload(workload: Workload, options: Mapping[str, Any], max_policy_la
         placement=_given_placement(options),
         limits=_limits(calibration, is_here=options["calibration"] is None),
         model=model,
+        total_steps=total_steps,
     )
     return Planned(plan=plan, calibration=calibration, model=model)
 
 
 def plan_to_resume(
-    saved: Plan, env: str, env_kwargs: str | None, options: Mapping[str, Any]
+    saved: Plan,
+    env: str,
+    env_kwargs: str | None,
+    options: Mapping[str, Any],
+    steps_left: Callable[[], int],
 ) -> Plan:
     """The plan that a run goes on with: its own, or a new one that learns the same.
 
@@ -137,6 +150,7 @@ def plan_to_resume(
         env: ENV of the command line.
         env_kwargs: likewise.
         options: likewise; ``max_policy_lag`` is ``None`` where it was not given.
+        steps_left: env steps that are left to run.
 
     Raises:
         UsageError: another environment is named.
@@ -170,7 +184,7 @@ def plan_to_resume(
         hyper = dataclasses.replace(hyper, minibatch_rows=saved.placement.minibatch_rows)
     note(f"planning again: {why}")
     workload = dataclasses.replace(workload, hyperparameters=hyper)
-    return _plan_workload(workload, options, lag).plan
+    return _plan_workload(workload, options, lag, max(1, steps_left())).plan
 
 
 def calibration_of(plan: Plan, options: Mapping[str, Any]) -> Calibration | None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoplace.cli_options import (
+    DEFAULT_TOTAL_STEPS,
     FILE,
     FOLDER,
     env_options,
     hyperparameter_options,
     json_option,
     placement_options,
+    total_steps_option,
 )
 from autoplace.cli_output import json_events, print_json
 from autoplace.cli_planning import calibration_of, plan_to_resume, planned, replanner, settled
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from autoplace.train import Callback
 
 INTERRUPTED = 130
-_DEFAULT_TOTAL_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +93,7 @@ class _Run:
 @env_options
 @placement_options
 @hyperparameter_options
-@click.option(
-    "--total-steps",
-    type=click.IntRange(min=1),
-    help=f"Env steps of the whole run, those before a resume included "
-    f"(default {_DEFAULT_TOTAL_STEPS:,}).",
-)
+@total_steps_option("Env steps of the whole run, those before a resume included")
 @click.option("--seed", type=click.IntRange(min=0), help="Same seed, same run (default 0).")
 @click.option("--run-dir", type=FOLDER, help="Where the run is kept; a new folder if not given.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir.")
@@ -153,8 +149,9 @@ def train(
     from autoplace.planner.explain import explain_plan
 
     settings = _settings(run_dir, resume)
-    chosen = _plan_to_run(env, env_kwargs, plan_file, run_dir if resume else None, options)
-    total_steps = total_steps or settings.get("total_steps", _DEFAULT_TOTAL_STEPS)
+    total_steps = total_steps or int(settings.get("total_steps", DEFAULT_TOTAL_STEPS))
+    resumed = run_dir if resume else None
+    chosen = _plan_to_run(env, env_kwargs, total_steps, plan_file, resumed, options)
     if not (no_race or resume or plan_file):
         chosen = settled(chosen, lambda: not dry_run and pays(chosen, total_steps))
     calibration = calibration_of(chosen, options)
@@ -198,6 +195,7 @@ def _settings(run_dir: Path | None, resume: bool) -> dict[str, Any]:
 def _plan_to_run(
     env: str,
     env_kwargs: str | None,
+    total_steps: int,
     plan_file: Path | None,
     resumed: Path | None,
     options: Mapping[str, Any],
@@ -217,8 +215,16 @@ def _plan_to_run(
         saved = Plan.read(store.read_run_plan(resumed), str(resumed))
         if _is_default("max_policy_lag"):
             options = {**options, "max_policy_lag": None}
-        return plan_to_resume(saved, env, env_kwargs, options)
-    return planned(env, env_kwargs, options).plan
+        return plan_to_resume(
+            saved, env, env_kwargs, options, lambda: total_steps - _steps_done(resumed)
+        )
+    return planned(env, env_kwargs, options, total_steps).plan
+
+
+def _steps_done(run_dir: Path) -> int:
+    from autoplace.train.checkpoint import load_checkpoint
+
+    return load_checkpoint(run_dir).progress.env_steps
 
 
 def _is_default(option: str) -> bool:

@@ -97,7 +97,9 @@ def rivals(plan: Plan) -> list[Candidate]:
     others = [
         other
         for name, other in plan.best_of_schemes.items()
-        if name not in taken and other.score * other.iteration_s / other.low_s >= plan.chosen.score
+        if name not in taken
+        and other.score_at(other.env_steps_per_s * other.iteration_s / other.low_s)
+        >= plan.chosen.score
     ]
     return [*first, *sorted(others, key=lambda c: -c.score)][:_MOST]
 
@@ -135,11 +137,8 @@ def decide(plan: Plan, verdict: Verdict) -> Plan:
     """
     measured = {(scheme, placement): rate for scheme, placement, rate in verdict.rates}
     rates = {c: measured[c.scheme, c.placement] for c in rivals(plan)}
-    best = max(rates, key=lambda c: rates[c] * c.sample_efficiency)
-    margin = (
-        rates[best] * best.sample_efficiency / (rates[plan.chosen] * plan.chosen.sample_efficiency)
-        - 1
-    )
+    best = max(rates, key=lambda c: c.score_at(rates[c]))
+    margin = best.score_at(rates[best]) / plan.chosen.score_at(rates[plan.chosen]) - 1
     schemes = [candidate.scheme for candidate in rates]
     shown = ", ".join(
         f"{c.scheme if schemes.count(c.scheme) == 1 else describe_placement(c.placement)} "

@@ -104,7 +104,7 @@ class CostModel:
             task = measurement.task
             if task.op == "env_step":
                 self._env_steps[_any_number(task)].append(measurement)
-            else:
+            elif task.op != "process_start":  # one cost, which nothing predicts
                 groups[_kind(task)].append(measurement)
         self._errors = {
             **{m.task: _UNSAMPLED_ERRORS[m.origin] for m in timed},

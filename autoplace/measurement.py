@@ -27,6 +27,7 @@ OPS = (
     "launch",  # one tiny operation, issued and waited for
     "copy",  # bytes between host and device
     "handoff",  # a small message to another thread of control and its answer
+    "process_start",  # a trainer's process spawned, until it is ready
     "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written

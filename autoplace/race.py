@@ -78,7 +78,7 @@ class Raced:
 
     @property
     def score(self) -> float:
-        """What candidates are ranked by: env steps per second x relative sample efficiency."""
+        """What candidates are ranked by (:meth:`Candidate.score_at`)."""
         return self._score(self.turns_s)
 
     @property
@@ -108,7 +108,7 @@ class Raced:
         }
 
     def _score(self, turns_s: Sequence[float]) -> float:
-        return self.rows / statistics.median(turns_s) * self.candidate.sample_efficiency
+        return self.candidate.score_at(self.rows / statistics.median(turns_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from autoplace.units import format_percent, format_rate, format_seconds
 from autoplace.workload import NetworkSpec
 
 _SHOWN_CANDIDATES = 6
+_WORTH_SAYING = 0.01  # share of a run that its start takes
 
 
 def explain_plan(plan: Plan, *, every_candidate: bool = False, brief: bool = False) -> str:
@@ -116,18 +117,37 @@ def _verdict(plan: Plan) -> str:
         if plan.is_close
         else "more than the model's error"
     )
+    starts = [line for line in (_start(plan.chosen), _start(runner)) if line]
+    return "\n".join(
+        [
+            text,
+            f"Runner-up: {what}, {format_rate(runner.env_steps_per_s)} env steps/s:",
+            f"  {describe_placement(runner.placement)}.",
+            *starts,
+            f"Margin: {format_percent(plan.margin_fraction)}, {judgement}.",
+            *([f"It was {plan.raced}."] if plan.raced else []),
+        ]
+    )
+
+
+def _start(candidate: Candidate) -> str:
+    """What a run pays for its processes, where that is worth saying."""
+    share = candidate.start_share
+    if share < _WORTH_SAYING:
+        return ""
     return (
-        f"{text}\nRunner-up: {what}, {format_rate(runner.env_steps_per_s)} env steps/s:\n"
-        f"  {describe_placement(runner.placement)}.\n"
-        f"Margin: {format_percent(plan.margin_fraction)}, {judgement}."
-        + (f"\nIt was {plan.raced}." if plan.raced else "")
+        f"Starting the processes of {candidate.scheme} takes {format_seconds(candidate.one_off_s)}:"
+        f" a run of {candidate.total_steps:,} steps makes "
+        f"{format_rate(candidate.env_steps_per_s / (1 + share))} env steps/s."
     )
 
 
 def _candidates(plan: Plan, every: bool) -> str:
     shown = plan.candidates if every else _leading(plan.candidates)
+    starts = any(c.start_share >= _WORTH_SAYING for c in shown)
+    start = f"{'- start':>9}" if starts else ""
     lines = [
-        f"{'scheme':<15}{'env steps/s':>11}{'x efficiency':>14}{'=':>9}{'minibatch':>11}"
+        f"{'scheme':<15}{'env steps/s':>11}{start}{'x efficiency':>14}{'=':>9}{'minibatch':>11}"
         f"   {'sampling':<11}{'learning':<11}{'chunk':>6}   {'engine':<8}envs"
     ]
     for candidate in shown:
@@ -139,8 +159,10 @@ def _candidates(plan: Plan, every: bool) -> str:
         chunk = str(placement.transfer_interval_steps) if chunked else "-"
         sampling = _side(placement.sample_device, placement.sample_threads)
         learning = _side(placement.learn_device, placement.learn_threads)
+        share = candidate.start_share
+        start = f"{format_percent(share / (1 + share)):>9}" if starts else ""
         lines.append(
-            f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>11}"
+            f"{candidate.scheme:<15}{format_rate(candidate.env_steps_per_s):>11}{start}"
             f"{candidate.sample_efficiency:>14.2f}{format_rate(candidate.score):>9}"
             f"{placement.minibatch_rows:>11}"
             f"   {sampling:<11}{learning:<11}{chunk:>6}   {placement.engine:<8}"

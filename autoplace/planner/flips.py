@@ -31,9 +31,13 @@ class Choice(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A workload, and seconds by which each step of one environment takes longer (or shorter)."""
+    """What is planned instead.
+
+    ``env_extra_s`` are seconds by which each step of one environment takes longer, or shorter.
+    """
 
     workload: Workload
+    total_steps: int | None
     env_extra_s: float = 0.0
 
 
@@ -41,7 +45,12 @@ Winner = Callable[[Change], "Choice | None"]
 
 
 def find_flips(
-    workload: Workload, choice: Choice, placement: Placement, env_step_s: float, winner: Winner
+    workload: Workload,
+    choice: Choice,
+    placement: Placement,
+    env_step_s: float,
+    winner: Winner,
+    total_steps: int | None = None,
 ) -> tuple[Flip, ...]:
     """The nearest flip of each parameter, alone, in either direction.
 
@@ -51,10 +60,11 @@ def find_flips(
         placement: likewise.
         env_step_s: seconds that a step of one environment takes.
         winner: what is chosen after a change, ``None`` where nothing can run it.
+        total_steps: of the run; ``None`` where its length is of no account.
     """
     found = (
         _find_flip(parameter, start, factor, change, choice, winner)
-        for parameter, start, change in _parameters(workload, placement, env_step_s)
+        for parameter, start, change in _parameters(workload, placement, env_step_s, total_steps)
         for factor in (_STEP, 1 / _STEP)
     )
     return tuple(flip for flip in found if flip is not None)
@@ -134,7 +144,7 @@ def _bisected(
 
 
 def _parameters(
-    workload: Workload, placement: Placement, env_step_s: float
+    workload: Workload, placement: Placement, env_step_s: float, total_steps: int | None
 ) -> Iterator[tuple[str, float, Callable[[float], Change | None]]]:
     """(name, present value, what another value changes) of all that flips are searched in."""
     hyper, network = workload.hyperparameters, workload.network
@@ -144,7 +154,7 @@ def _parameters(
         def hidden(value: float) -> Change:
             factor = value / max(network.hidden_sizes)
             sizes = tuple(max(1, round(w * factor)) for w in network.hidden_sizes)
-            return Change(workload.replace(hidden_sizes=sizes))
+            return Change(workload.replace(hidden_sizes=sizes), total_steps)
 
         yield "hidden_sizes", float(max(network.hidden_sizes)), hidden
 
@@ -152,7 +162,7 @@ def _parameters(
         size = round(value)
         if not 2 <= size <= hyper.rollout_rows:
             return None
-        return Change(workload.replace(minibatch_rows=size))
+        return Change(workload.replace(minibatch_rows=size), total_steps)
 
     yield "minibatch_rows", float(placement.minibatch_rows), minibatch
 
@@ -160,7 +170,7 @@ def _parameters(
         count = round(value)
         if count < 1 or count * hyper.rollout_steps < max(2, hyper.minibatch_rows or 2):
             return None
-        return Change(workload.replace(num_envs=count))
+        return Change(workload.replace(num_envs=count), total_steps)
 
     yield "num_envs", float(hyper.num_envs), num_envs
 
@@ -168,13 +178,15 @@ def _parameters(
 
         def observation(value: float) -> Change:
             size = max(1, round(value))
-            return Change(
-                workload.replace(network=dataclasses.replace(network, observation_size=size))
-            )
+            wider = dataclasses.replace(network, observation_size=size)
+            return Change(workload.replace(network=wider), total_steps)
 
         yield "observation_size", float(network.observation_size), observation
 
     def env_step(value: float) -> Change:
-        return Change(workload, value - env_step_s)
+        return Change(workload, total_steps, value - env_step_s)
 
     yield "env_step_s", env_step_s, env_step
+
+    if total_steps is not None:
+        yield "total_steps", float(total_steps), lambda value: Change(workload, round(value))

@@ -109,6 +109,11 @@ class Stage:
         return dataclasses.asdict(self)
 
 
+def start_share(env_steps_per_s: float, one_off_s: float, total_steps: int | None) -> float:
+    """What a run takes once, as a share of what all its iterations take."""
+    return 0.0 if total_steps is None else one_off_s * env_steps_per_s / total_steps
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A placement that was costed, or rejected with the reason.
@@ -123,6 +128,8 @@ class Candidate:
             do not count.
         sample_efficiency: measured relative sample efficiency of its minibatch and policy lag, 1
             where there is no loss.
+        one_off_s: predicted seconds that a run takes once: its processes start.
+        total_steps: env steps that the run is to take; ``None`` for one without an end.
         stages: what the prediction is made of.
         rejected_because: why it may not run, or ``None``.
     """
@@ -134,13 +141,28 @@ class Candidate:
     high_s: float = 0.0
     env_steps_per_s: float = 0.0
     sample_efficiency: float = 1.0
+    one_off_s: float = 0.0
+    total_steps: int | None = None
     stages: tuple[Stage, ...] = ()
     rejected_because: str | None = None
 
     @property
     def score(self) -> float:
-        """What candidates are ranked by: env steps per second x relative sample efficiency."""
-        return self.env_steps_per_s * self.sample_efficiency
+        """What candidates are ranked by, see :meth:`score_at`."""
+        return self.score_at(self.env_steps_per_s)
+
+    def score_at(self, env_steps_per_s: float) -> float:
+        """Env steps per second of the whole run x relative sample efficiency.
+
+        The whole run of N env steps takes ``N / env_steps_per_s + one_off_s``.
+        """
+        share = start_share(env_steps_per_s, self.one_off_s, self.total_steps)
+        return env_steps_per_s * self.sample_efficiency / (1 + share)
+
+    @property
+    def start_share(self) -> float:
+        """What a run takes once, as a share of what all its iterations take."""
+        return start_share(self.env_steps_per_s, self.one_off_s, self.total_steps)
 
     @property
     def bottleneck(self) -> str:
@@ -165,6 +187,8 @@ class Candidate:
             "low_s": self.low_s,
             "high_s": self.high_s,
             "sample_efficiency": self.sample_efficiency,
+            "one_off_s": self.one_off_s,
+            "total_steps": self.total_steps,
             "rejected_because": self.rejected_because,
         }
 

@@ -31,7 +31,7 @@ from autoplace.planner.choices import (
 )
 from autoplace.planner.flips import Change, Choice, few_placements, find_flips
 from autoplace.planner.memory import Limits, too_large
-from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage
+from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage, start_share
 from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
 from autoplace.planner.schemes import Axes, Key, Scheme, Span, Timing, Work
 from autoplace.workload import Workload
@@ -42,6 +42,7 @@ SAME_SPEED_FRACTION = 0.03
 SAME_ITERATION_FRACTION = 0.02
 # What is left at least of a vector step whose environments are thought faster.
 _LEAST_SHARE = 0.02
+PROCESS_START = Task(op="process_start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,23 @@ class _Costed:
     iteration_s: float
     env_steps_per_s: float
     efficiency: float
+    start_turns: int  # one after the other, of processes that start
+    one_off_s: float
+    start_share: float  # of the iterations' time
 
     @property
     def score(self) -> float:
-        return self.env_steps_per_s * self.efficiency
+        return self.env_steps_per_s * self.efficiency / (1 + self.start_share)
+
+    @property
+    def shares(self) -> dict[Task, float]:
+        """How often each task runs in a second of the whole run."""
+        shares = _shares(self.works)
+        if self.one_off_s:
+            turns_s = self.start_turns / self.one_off_s
+            shares[PROCESS_START] = self.start_share * self.iteration_s * turns_s
+        run_s = self.iteration_s * (1 + self.start_share)
+        return {task: calls / run_s for task, calls in shares.items()}
 
 
 def make_plan(
@@ -71,6 +85,7 @@ def make_plan(
     limits: Limits | None = None,
     placement: Mapping[str, object] | None = None,
     model: CostModel | None = None,
+    total_steps: int | None = None,
 ) -> Plan:
     """The fastest legal placement of ``workload`` on the calibrated machine, and why.
 
@@ -83,6 +98,8 @@ def make_plan(
         placement: parts of the placement that are given (names of :class:`Placement`); the rest is
             planned around them.
         model: the cost model, if it has been fitted already.
+        total_steps: env steps that the run is to take, over which the start of its processes is
+            charged; ``None`` charges none.
 
     Raises:
         UsageError: an unknown scheme, or given values that no legal placement has.
@@ -96,7 +113,7 @@ def make_plan(
     if "device" in given:
         given["device"] = calibrated_device(str(given["device"]), model.devices)
     schemes = [entry for entry in layouts.SCHEMES if scheme in ("auto", entry.name)]
-    search = _Search(calibration, model, schemes, max_policy_lag, limits, given)
+    search = _Search(calibration, model, schemes, max_policy_lag, limits, given, total_steps)
     with threadpool_limits(limits=1, user_api="blas"):  # in small products threads only hinder
         return search.plan(workload, scheme)
 
@@ -112,6 +129,7 @@ class _Search:
         max_policy_lag: int,
         limits: Limits | None,
         given: Mapping[str, object],
+        total_steps: int | None,
     ) -> None:
         self._calibration = calibration
         self._model = model
@@ -119,7 +137,10 @@ class _Search:
         self._max_policy_lag = max_policy_lag
         self._limits = limits
         self._given = given
+        self._total_steps = total_steps
         self._costs: dict[Task, Cost] = {}
+        if PROCESS_START in calibration.by_task:
+            self._costs = model.predict([PROCESS_START])
         self._contention = Contention(calibration)
         self._env_steps = [m for m in calibration.measurements if m.task.op == "env_step"]
         self._nearest: dict[Task, Measurement] = {}
@@ -229,7 +250,12 @@ class _Search:
         )
 
     def rank(
-        self, workload: Workload, axes: Axes | None = None, env_extra_s: float = 0.0
+        self,
+        workload: Workload,
+        axes: Axes | None = None,
+        *,
+        env_extra_s: float = 0.0,
+        total_steps: int | None = None,
     ) -> tuple[list[_Costed], list[Candidate]]:
         """Every legal placement, best first, and those rejected with the reason.
 
@@ -237,6 +263,7 @@ class _Search:
             workload: what is to be done.
             axes: values to combine; all if not given.
             env_extra_s: by which each step of one environment takes longer than was measured.
+            total_steps: of the run; that of the search if not given.
         """
         axes = axes if axes is not None else self.axes(workload)
         hyper = workload.hyperparameters
@@ -260,7 +287,8 @@ class _Search:
         )
         missing = [task for task in tasks if task not in self._costs]
         self._costs.update(self._model.predict(missing, within_run=True))
-        costed = [self._cost(workload, *entry, env_extra_s) for entry in pending]
+        total_steps = total_steps if total_steps is not None else self._total_steps
+        costed = [self._cost(workload, *entry, env_extra_s, total_steps) for entry in pending]
         costed.sort(key=lambda c: (-c.score, c.placement.minibatch_rows, c.scheme.name))
         return _safest_of_equals_first(costed), rejected
 
@@ -271,6 +299,7 @@ class _Search:
         placement: Placement,
         works: tuple[Work, ...],
         env_extra_s: float,
+        total_steps: int | None,
     ) -> _Costed:
         steps = workload.hyperparameters.rollout_steps
         seconds = {
@@ -296,6 +325,11 @@ class _Search:
         efficiency = lag_efficiency(placement.max_policy_lag)
         if workload.hyperparameters.minibatch_rows is None:
             efficiency *= minibatch_efficiency(placement.minibatch_rows)
+        rate = steps * placement.num_envs * nearest.valid_fraction / iteration_s
+        processes = scheme.learner_processes + placement.num_workers
+        turns = math.ceil(processes / self._calibration.machine.usable_cpus)
+        started = self._costs.get(PROCESS_START)
+        one_off_s = turns * started.seconds if started is not None else 0.0
         return _Costed(
             scheme=scheme,
             placement=placement,
@@ -303,8 +337,11 @@ class _Search:
             seconds=seconds,
             spans=spans,
             iteration_s=iteration_s,
-            env_steps_per_s=steps * placement.num_envs * nearest.valid_fraction / iteration_s,
+            env_steps_per_s=rate,
             efficiency=efficiency,
+            start_turns=turns,
+            one_off_s=one_off_s,
+            start_share=start_share(rate, one_off_s, total_steps),
         )
 
     def _nearest_env_step(self, task: Task) -> Measurement:
@@ -348,8 +385,8 @@ class _Search:
         """
         shares: dict[Task, float] = {}
         for costed, sign in ((first, 1.0), (second, -1.0)):
-            for task, calls in _shares(costed.works).items():
-                shares[task] = shares.get(task, 0.0) + sign * calls / costed.iteration_s
+            for task, calls in costed.shares.items():
+                shares[task] = shares.get(task, 0.0) + sign * calls
         width = math.hypot(Z90 * self._error_s(shares), SAME_ITERATION_FRACTION)
         return abs(math.log(first.score / second.score)) < width
 
@@ -358,11 +395,21 @@ class _Search:
 
         def winner(change: Change) -> Choice | None:
             axes = few_placements(self.axes(change.workload), best.placement)
-            costed, _ = self.rank(change.workload, axes, change.env_extra_s)
+            costed, _ = self.rank(
+                change.workload,
+                axes,
+                env_extra_s=change.env_extra_s,
+                total_steps=change.total_steps,
+            )
             return _choice(costed[0]) if costed else None
 
         return find_flips(
-            workload, _choice(best), best.placement, self._env_step_s(workload), winner
+            workload,
+            _choice(best),
+            best.placement,
+            self._env_step_s(workload),
+            winner,
+            self._total_steps if PROCESS_START in self._costs else None,
         )
 
     def _env_step_s(self, workload: Workload) -> float:
@@ -414,6 +461,8 @@ class _Search:
             high_s=high_s,
             env_steps_per_s=costed.env_steps_per_s,
             sample_efficiency=costed.efficiency,
+            one_off_s=costed.one_off_s,
+            total_steps=self._total_steps,
             stages=tuple(stages),
         )
 

@@ -115,4 +115,11 @@ def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
     )
 
 
-ASYNC = Scheme(name="async", placements=_placements, work=_work, layout=_layout, policy_lag=1)
+ASYNC = Scheme(
+    name="async",
+    placements=_placements,
+    work=_work,
+    layout=_layout,
+    policy_lag=1,
+    learner_processes=1,
+)

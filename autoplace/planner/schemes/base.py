@@ -112,6 +112,7 @@ class Scheme:
         layout: when it happens.
         policy_lag: iterations that the policy which samples is behind the one which learns, at
             least.
+        learner_processes: that are started beside the processes that step environments.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Scheme:
     work: Callable[[Workload, Placement], tuple[Work, ...]]
     layout: Callable[[Timing, Placement], tuple[Span, ...]]
     policy_lag: int = 0
+    learner_processes: int = 0
 
 
 class Sides(NamedTuple):

@@ -78,5 +78,10 @@ def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
 
 
 DOUBLE_BUFFER = Scheme(
-    name="double-buffer", placements=_placements, work=_work, layout=_layout, policy_lag=1
+    name="double-buffer",
+    placements=_placements,
+    work=_work,
+    layout=_layout,
+    policy_lag=1,
+    learner_processes=1,
 )
