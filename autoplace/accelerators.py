@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from autoplace.units import significant
+
 DEADLINE_S = 60.0
 _MARK = "autoplace-probe "  # starts each line of the child that is meant for its parent
 _CHILD = (
@@ -42,6 +44,8 @@ class Accelerator:
         memory_bytes: its total memory, 0 where torch cannot tell.
         usable: whether a small real kernel ran on it.
         reason: why it is not usable, ``None`` where it is.
+        compute_units: its multiprocessors, a slice's own, 0 where torch cannot tell.
+        power: what limits its clock, "" where it is not known.
     """
 
     device: str
@@ -50,6 +54,15 @@ class Accelerator:
     memory_bytes: int
     usable: bool
     reason: str | None = None
+    compute_units: int = 0
+    power: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What its timings depend on: which card or slice of one, and whether it works."""
+        units = f", {self.compute_units} units" * bool(self.compute_units)
+        size = f"{significant(self.memory_bytes / 2**30)} GiB{units}"
+        return f"{self.name} {self.uuid} ({size}){' (unusable)' * (not self.usable)}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
@@ -58,7 +71,7 @@ class Accelerator:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Accelerator:
         """The inverse of :meth:`to_json`."""
-        return cls(**{field.name: row[field.name] for field in dataclasses.fields(cls)})
+        return cls(**{f.name: row[f.name] for f in dataclasses.fields(cls) if f.name in row})
 
 
 def detect_accelerators(
@@ -151,7 +164,13 @@ def _describe(name: str) -> dict[str, Any]:
         "name": label,
         "uuid": _uuid(properties) or f"{kind}-{label}-{_place(properties) or index}",
         "memory_bytes": int(memory),
+        "compute_units": int(_compute_units(properties)),
     }
+
+
+def _compute_units(properties: object) -> int:
+    names = ("multi_processor_count", "max_compute_units")
+    return next((getattr(properties, name) for name in names if hasattr(properties, name)), 0)
 
 
 def _uuid(properties: object) -> str:

@@ -106,24 +106,26 @@ def machine(plot_file: Path | None, as_json: bool) -> None:
 
     found = detect_machine()
     path = store.calibration_path(found)
-    calibration, reason = store.stored_calibration(found)
+    stored = store.find_calibration(found)
+    calibration, reason = stored.calibration, stored.reason
     if plot_file is not None:
-        if calibration is None:
+        if calibration is None or reason is not None:
             raise CalibrationError(f"--plot draws what was measured, and {reason}")
         from autoplace import plots
         from autoplace.cost_model import fit_cost_model
 
         _draw(plot_file, plots.plot_machine, calibration, fit_cost_model(calibration))
     if as_json:
-        stale = [] if reason is None else [{"section": "all", "reason": reason}]
-        state = {
-            "path": str(path),
-            "valid": calibration is not None,
-            "stale_sections": stale,
-        }
+        stale = [
+            {"section": section, "reason": "; ".join(changes)}
+            for section, changes in stored.stale.items()
+        ]
+        if calibration is None:
+            stale = [{"section": "all", "reason": str(reason)}]
+        state = {"path": str(path), "valid": reason is None, "stale_sections": stale}
         print_json({**found.to_json(), "calibration": state})
         return
-    line = f"{path}, valid" if calibration is not None else str(reason)
+    line = f"{path}, valid" if reason is None else reason
     click.echo(report.describe_machine(found, line))
 
 
@@ -153,14 +155,16 @@ def calibrate(
     from autoplace.cost_model import fit_cost_model
     from autoplace.crossover import find_crossovers
     from autoplace.machine import detect_machine
-    from autoplace.measure.calibrate import DEFAULT_BUDGET_S, QUICK_BUDGET_S
+    from autoplace.measure.calibrate import DEFAULT_BUDGET_S, QUICK_BUDGET_S, recalibrate
     from autoplace.measure.calibrate import calibrate as run_calibration
     from autoplace.measure.envs import measure_backends
+    from autoplace.sections import is_of_env, what_holds
     from autoplace.workload import EnvSpec
 
     specs = [EnvSpec.make(env) for env in envs]
     found = detect_machine()
-    stored, _ = store.stored_calibration(found)
+    state = store.find_calibration(found)
+    stored = state.calibration
     again = force or output is not None or stored is None or budget is not None or bool(devices)
     standard_s = QUICK_BUDGET_S if quick else DEFAULT_BUDGET_S
     if again:
@@ -177,7 +181,7 @@ def calibrate(
             # Environments that were timed earlier are kept.
             result = result.with_measurements(
                 m
-                for m in stored.measurements
+                for m in what_holds(stored, found).measurements
                 if m.task.op == "env_step" and m.task not in result.by_task
             )
         path = store.save_calibration(result, output)
@@ -185,10 +189,17 @@ def calibrate(
     else:
         assert stored is not None
         result = stored
+        if state.stale:
+            lost = ", ".join(s for s in state.stale if not is_of_env(s)) or "no section"
+            note(f"{str(state.reason).partition(': run ')[0]}: timing {lost} again")
+            with calibration_progress() as progress:
+                result = recalibrate(stored, machine=found, quick=quick, progress=progress)
+            store.save_calibration(result)
         measured = [m for s in specs for m in measure_backends(s, (1, 8), found.usable_cpus)]
         if measured:
             result = store.merge_calibration(found, measured)
-        note("the stored calibration still holds; --force measures again")
+        held = "what else was stored" if state.stale else "the stored calibration"
+        note(f"{held} still holds; --force measures again")
     model = fit_cost_model(result)
     crossovers = find_crossovers(result, model)
     if plot_file is not None:

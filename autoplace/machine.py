@@ -25,11 +25,12 @@ from typing import Any
 
 from autoplace.accelerators import DEADLINE_S, Accelerator, Probe, detect_accelerators
 from autoplace.cgroups import PROC, SYS, cpu_quota, memory_limit_bytes, read_text
+from autoplace.units import significant
 
 __all__ = ["Accelerator", "Machine", "detect_machine"]
 
-# Variables that change how torch, its BLAS and its devices run the same call.
-_VARIABLES = (
+# Variables that change how torch and its BLAS run the same call on the CPU ...
+_CPU_VARIABLES = (
     "OMP_NUM_THREADS",
     "OMP_PROC_BIND",
     "OMP_PLACES",
@@ -43,15 +44,21 @@ _VARIABLES = (
     "MKL_DYNAMIC",
     "MKL_ENABLE_INSTRUCTIONS",
     "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
     "VECLIB_MAXIMUM_THREADS",
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
+)
+# ... and on its devices.
+_DEVICE_VARIABLES = (
     "CUDA_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE",
     "PYTORCH_ENABLE_MPS_FALLBACK",
 )
-_HOST_PACKAGES = ("torch", "numpy", "gymnasium")  # timings on the CPU depend on them
-_PACKAGES = (*_HOST_PACKAGES, "scikit-learn")
+_VARIABLES = (*_CPU_VARIABLES, *_DEVICE_VARIABLES)
+# Timings depend on the version of each.
+_PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "ale-py", "envpool")
+_SHOWN_PACKAGES = (*_PACKAGES, "scikit-learn")
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -67,6 +74,7 @@ class Machine:
         physical_cores: distinct cores among them.
         cpu_quota: CPUs' worth of time that the control groups allow, ``None`` for no limit.
         cpu_model: what the vendor calls the CPU.
+        cpu_power: governor, boost and battery, as far as the system tells: what its clock follows.
         memory_bytes: memory that may be used: the machine's, or the control groups' limit.
         platform: operating system, as in ``sys.platform``.
         arch: instruction set.
@@ -89,6 +97,7 @@ class Machine:
     versions: Pairs = ()
     variables: Pairs = ()
     complete: bool = True
+    cpu_power: str = ""
 
     @property
     def name(self) -> str:
@@ -110,15 +119,20 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies all that timings depend on, accelerators, BLAS and driver included.
+        """Identifies all that timings depend on, accelerators, BLAS and driver included."""
+        return _digest(self.facts)
 
-        The size of the memory is no part of it: what fits is decided at planning, no time hangs
-        on it.
+    @property
+    def facts(self) -> dict[str, str]:
+        """All that a timing may depend on, by name; what is not there or not set is left out.
+
+        Which timings depend on what is in :mod:`autoplace.sections`.
         """
-        return _digest({**self._host_facts, **self._device_facts})
+        return {**self._host_facts, **self._device_facts}
 
     @property
     def _host_facts(self) -> dict[str, str]:
+        """Those that are known without torch."""
         versions = dict(self.versions)
         facts = {
             "platform": self.platform,
@@ -128,37 +142,60 @@ class Machine:
             "logical CPUs": str(self.logical_cpus),
             "physical cores": str(self.physical_cores),
             "CPU quota": "none" if self.cpu_quota is None else f"{self.cpu_quota:g}",
+            "CPU power": self.cpu_power,
+            # Other kernels leave a machine a few megabytes more or less.
+            "memory limit": f"{significant(self.memory_bytes / 2**30, 2)} GiB",
             # A patch release of Python is no reason to measure again.
             "python": ".".join(versions.get("python", "").split(".")[:2]),
+            "CPU variables": self._variables_of(_CPU_VARIABLES),
+            "device variables": self._variables_of(_DEVICE_VARIABLES),
         }
-        facts.update({name: versions.get(name, "none") for name in _HOST_PACKAGES})
-        facts.update(self.variables)
-        return facts
+        facts.update((name, versions.get(name, "")) for name in _PACKAGES)
+        return {name: value for name, value in facts.items() if value}
 
     @property
     def _device_facts(self) -> dict[str, str]:
         # The device name is part of it: measurements call devices by name, so the same cards in
         # another order are another machine.
-        facts = {
-            card.device: f"{card.name} {card.uuid}{'' if card.usable else ' (unusable)'}"
-            for card in self.accelerators
-        }
-        known = ("python", *_PACKAGES)
-        facts.update({name: value for name, value in self.versions if name not in known})
-        return facts
+        facts = {card.device: card.identity for card in self.accelerators}
+        facts.update((f"{card.device} power", card.power) for card in self.accelerators)
+        known = ("python", *_SHOWN_PACKAGES)
+        facts.update((name, value) for name, value in self.versions if name not in known)
+        return {name: value for name, value in facts.items() if value}
 
-    def changes_since(self, earlier: Machine) -> tuple[str, ...]:
-        """What timings depend on and is not as it was, each as "name: was X, now Y".
+    def _variables_of(self, names: Collection[str]) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.variables if name in names)
+
+    def changes_since(
+        self, earlier: Machine, names: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Which facts are not as they were, each as "name: was X, now Y".
 
         Accelerators, BLAS and driver are compared where both machines know theirs.
+
+        Args:
+            earlier: the machine as it was.
+            names: of the facts that matter, all if not given.
         """
         old, new = earlier._host_facts, self._host_facts
         if earlier.complete and self.complete:
-            old, new = {**old, **earlier._device_facts}, {**new, **self._device_facts}
+            old, new = earlier.facts, self.facts
         return tuple(
             f"{name}: was {old.get(name, 'not set')}, now {new.get(name, 'not set')}"
-            for name in {**old, **new}
+            for name in (names if names is not None else {**old, **new})
             if old.get(name) != new.get(name)
+        )
+
+    def brought_up_to(self, now: Machine) -> Machine:
+        """The machine as it is ``now``, with what only torch can tell as it was, where need be."""
+        if now.complete:
+            return now
+        built = {n: v for n, v in self.versions if n not in ("python", *_SHOWN_PACKAGES)}
+        return dataclasses.replace(
+            now,
+            accelerators=self.accelerators,
+            versions=tuple(sorted({**built, **dict(now.versions)}.items())),
+            complete=self.complete,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -176,6 +213,7 @@ class Machine:
             "versions": dict(self.versions),
             "variables": dict(self.variables),
             "complete": self.complete,
+            "cpu_power": self.cpu_power,
             "fingerprint": self.fingerprint,
             "host_fingerprint": self.host_fingerprint,
         }
@@ -183,7 +221,7 @@ class Machine:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:
         """The inverse of :meth:`to_json`; fingerprints are derived anew."""
-        values = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        values = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
         values["accelerators"] = tuple(map(Accelerator.from_json, values["accelerators"]))
         for name in ("versions", "variables"):
             values[name] = tuple(sorted(values[name].items()))
@@ -224,6 +262,7 @@ def detect_machine(
         versions.update(_torch_versions())
         if any(accelerator.device.startswith("cuda") for accelerator in found):
             versions.update(_driver_version(proc_root))
+            found = _with_power_limits(found)
     return Machine(
         usable_cpus=min(len(cpus), max(1, math.floor(quota))) if quota else len(cpus),
         logical_cpus=len(cpus),
@@ -235,8 +274,13 @@ def detect_machine(
         arch=platform.machine() or "unknown",
         accelerators=found,
         versions=tuple(sorted(versions.items())),
-        variables=tuple(sorted((n, os.environ[n]) for n in _VARIABLES if n in os.environ)),
+        variables=tuple(
+            sorted(
+                (n, os.environ[n]) for n in (*_CPU_VARIABLES, *_DEVICE_VARIABLES) if n in os.environ
+            )
+        ),
         complete=accelerators,
+        cpu_power=_cpu_power(cpus[0], sys_root),
     )
 
 
@@ -276,6 +320,25 @@ def _core(folder: Path) -> str:
     if core := read_text(topology / "core_id"):
         return f"package {read_text(topology / 'physical_package_id')} core {core}"
     return ""
+
+
+def _cpu_power(cpu: int, sys_root: Path) -> str:
+    """What the clock of the CPUs follows, "" where the system does not say."""
+    import psutil
+
+    folder = sys_root / "devices" / "system" / "cpu"
+    policy = folder / f"cpu{cpu}" / "cpufreq"
+    follows = [
+        read_text(policy / name) for name in ("scaling_governor", "energy_performance_preference")
+    ]
+    has_no_boost = (
+        read_text(folder / "cpufreq" / "boost") == "0"
+        or read_text(folder / "intel_pstate" / "no_turbo") == "1"
+    )
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    follows += ["without boost"] * has_no_boost
+    follows += ["on battery"] * (battery is not None and battery.power_plugged is False)
+    return ", ".join(filter(None, follows))
 
 
 def _memory_bytes(proc_root: Path, sys_root: Path) -> int:
@@ -328,7 +391,7 @@ def _cpu_names(proc_root: Path) -> Iterator[str]:
 
 
 def _package_versions() -> dict[str, str]:
-    found = {name: _package_version(name) for name in _PACKAGES}
+    found = {name: _package_version(name) for name in _SHOWN_PACKAGES}
     return {name: version for name, version in found.items() if version}
 
 
@@ -366,6 +429,19 @@ def _driver_version(proc_root: Path) -> dict[str, str]:
         query = ("--query-gpu=driver_version", "--format=csv,noheader")
         version = _output_of("nvidia-smi", *query).partition("\n")[0]
     return {"driver": version} if version else {}
+
+
+def _with_power_limits(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+    """The cards with what power each may draw, where the driver's tool tells."""
+    query = ("--query-gpu=uuid,power.limit", "--format=csv,noheader")
+    rows = (line.split(", ") for line in _output_of("nvidia-smi", *query).splitlines())
+    # A slice of a card may go by a UUID of its own; where there is one card, it is that one's.
+    limits = {row[0].removeprefix("GPU-"): row[1] for row in rows if len(row) == 2}
+    only = next(iter(limits.values())) if len(limits) == 1 else ""
+    return tuple(
+        dataclasses.replace(card, power=limits.get(card.uuid.removeprefix("GPU-"), only))
+        for card in cards
+    )
 
 
 def _output_of(*command: str) -> str:

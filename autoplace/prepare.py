@@ -16,6 +16,7 @@ from autoplace.errors import CalibrationError
 from autoplace.machine import detect_machine
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.choices import OWN_DYNAMICS, minibatch_choices
+from autoplace.sections import is_of_env, what_holds
 from autoplace.units import format_seconds, significant
 from autoplace.whatif import given_steps, scaled_steps, speed_ratio, with_steps
 from autoplace.workload import Workload
@@ -110,12 +111,17 @@ def _calibration_here(
     with_env: bool = True,
 ) -> Calibration:
     """This machine's calibration, with all that the workload needs."""
-    stored, reason = store.stored_calibration(detect_machine(accelerators=False))
-    if stored is None:
-        problem = str(reason).partition(": run autoplace calibrate")[0]
-        say(f"{problem}: making a quick one now (autoplace calibrate makes a better one)")
-        stored = _quick_calibration(progress)
+    machine = detect_machine(accelerators=False)
+    found = store.find_calibration(machine)
+    lost = [section for section in found.stale if not is_of_env(section)]
+    if found.calibration is None or lost:
+        problem = str(found.reason).partition(": run autoplace calibrate")[0]
+        what = f"timing {', '.join(lost)} again, quickly" if lost else "making a quick one"
+        say(f"{problem}: {what} now (autoplace calibrate makes a better one)")
+        stored = _quick_calibration(found.calibration, progress)
         _try_to_keep(stored, say)
+    else:
+        stored = what_holds(found.calibration, machine)
     missing = _missing_steps(stored, workload)
     if missing:
         say(f"timing the trainer's steps with the network of {workload.env.id}, once")
@@ -172,9 +178,18 @@ def _step_measurements(tasks: list[Task]) -> list[Measurement]:
     return measure_own_network(tasks)
 
 
-def _quick_calibration(progress: Callable[[Progress], None] | None) -> Calibration:
-    from autoplace.measure.calibrate import QUICK_BUDGET_S, calibrate  # imports torch
+def _quick_calibration(
+    stored: Calibration | None, progress: Callable[[Progress], None] | None
+) -> Calibration:
+    """A quick one, or what no longer holds of the stored one timed again."""
+    from autoplace.measure.calibrate import (  # imports torch
+        QUICK_BUDGET_S,
+        calibrate,
+        recalibrate,
+    )
 
+    if stored is not None:
+        return recalibrate(stored, quick=True, progress=progress)
     return calibrate(budget_s=QUICK_BUDGET_S, quick=True, progress=progress)
 
 

@@ -32,12 +32,15 @@ from autoplace.files import (
 from autoplace.home import data_dir, runs_dir, wanted_dir
 from autoplace.machine import Machine, detect_machine
 from autoplace.measurement import SCHEMA_VERSION, Calibration, Measurement
+from autoplace.sections import is_of_env, stale_sections, what_holds
 
 __all__ = [
     "RunDir",
+    "Stored",
     "calibration_path",
     "create_run_dir",
     "data_dir",
+    "find_calibration",
     "kept_checkpoint",
     "latest_checkpoint",
     "load_calibration",
@@ -142,32 +145,58 @@ def load_calibration(path: Path | None = None) -> Calibration:
     return calibration
 
 
-def stored_calibration(machine: Machine) -> tuple[Calibration | None, str | None]:
-    """The stored calibration of ``machine``, or ``None`` and one line on why none can be used.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What is stored of a machine.
+
+    Attributes:
+        calibration: all of it, as it was stored; ``None`` where there is none that can be read.
+        stale: its sections that no longer hold, each with what has changed.
+        reason: one line on what is missing, ``None`` where all holds.
+    """
+
+    calibration: Calibration | None = None
+    stale: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    reason: str | None = None
+
+
+def find_calibration(machine: Machine) -> Stored:
+    """The stored calibration of ``machine``, and what of it no longer holds.
 
     A damaged file counts as none. Accelerators, BLAS and driver are compared where ``machine``
     knows them.
     """
     path = _stored_path(machine)
     if not path.exists():
-        return None, f"this machine has no calibration yet: {_RECALIBRATE}"
+        return Stored(reason=f"this machine has no calibration yet: {_RECALIBRATE}")
     try:
         calibration = read_calibration(path)
     except CalibrationError as fault:
-        return None, str(fault)
+        return Stored(reason=str(fault))
     if calibration.origin != "measured":
-        return None, f"calibration {path} is {calibration.origin}, not measured: {_RECALIBRATE}"
-    if changes := machine.changes_since(calibration.machine):
+        reason = f"calibration {path} is {calibration.origin}, not measured: {_RECALIBRATE}"
+        return Stored(reason=reason)
+    stale = stale_sections(calibration, machine)
+    if stale:
+        changes = list(dict.fromkeys(change for found in stale.values() for change in found))
         shown = "; ".join(changes[:3]) + (f"; {len(changes) - 3} more" if changes[3:] else "")
-        return None, f"calibration {path} no longer holds ({shown}): {_RECALIBRATE}"
-    return calibration, None
+        reason = f"calibration {path} no longer holds ({shown}): {_RECALIBRATE}"
+        return Stored(calibration=calibration, stale=stale, reason=reason)
+    return Stored(calibration=what_holds(calibration, machine))
+
+
+def stored_calibration(machine: Machine) -> tuple[Calibration | None, str | None]:
+    """The stored calibration of ``machine``, or ``None`` and one line on why it cannot be used."""
+    found = find_calibration(machine)
+    return (None if found.reason else found.calibration), found.reason
 
 
 def merge_calibration(machine: Machine, measurements: Iterable[Measurement]) -> Calibration:
     """Add measurements to the stored calibration of ``machine`` and return the whole.
 
-    Each replaces an older one of the same task. Several processes may do so at once. Where nothing
-    usable is stored, a calibration of just these is begun.
+    Each replaces an older one of the same task; environments whose times no longer hold are left
+    out. Several processes may do so at once. Where nothing usable is stored, a calibration of just
+    these is begun.
 
     Raises:
         CalibrationError: what is stored was measured under other conditions, or cannot be written.
@@ -183,11 +212,12 @@ def merge_calibration(machine: Machine, measurements: Iterable[Measurement]) -> 
         if stored is None or stored.origin != "measured":
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             stored = Calibration(machine=machine, measurements=(), created=now)
-        elif changes := machine.changes_since(stored.machine):
-            raise CalibrationError(
-                f"calibration {source} no longer holds ({changes[0]}): {_RECALIBRATE}"
-            )
-        merged = stored.with_measurements(measurements)
+        for section, changes in stale_sections(stored, machine).items():
+            if not is_of_env(section):
+                raise CalibrationError(
+                    f"calibration {source} no longer holds ({changes[0]}): {_RECALIBRATE}"
+                )
+        merged = what_holds(stored, machine).with_measurements(measurements)
         write_json_atomic(path, merged.to_json(), fault=CalibrationError)
     return merged
 

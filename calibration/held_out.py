@@ -19,6 +19,7 @@ import numpy as np
 
 from autoplace import calibrate, device, fit_cost_model
 from autoplace.cost_model import Cost, CostModel
+from autoplace.engines import EAGER
 from autoplace.measure.probes import build_probe, policy_step_parts
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement, Task
@@ -105,6 +106,8 @@ def _draw(rng: random.Random, calibration: Calibration) -> Task:
         return Task(op=op, device=on, threads=threads, shape=shape)
     if op == "elementwise":
         return Task(op=op, device=on, threads=threads, shape=(size(1 << 12, 1 << 22),))
+    engines = {m.task.engine for m in calibration.measurements if m.task.network is not None}
+    engine = rng.choice(sorted(engines)) if on == device.CPU else EAGER
     network = NetworkSpec(
         observation_size=size(4, 400),
         hidden_sizes=(size(32, 768),) * rng.choice((1, 2, 2, 2, 3)),
@@ -113,9 +116,9 @@ def _draw(rng: random.Random, calibration: Calibration) -> Task:
     )
     if op == "gae":
         shape = size(32, 512), size(4, 64)
-        return Task(op=op, device=on, threads=threads, network=network, shape=shape)
+        return Task(op=op, device=on, threads=threads, network=network, shape=shape, engine=engine)
     rows = size(32, 4096) if op == "update" else size(1, 256)
-    return Task(op=op, device=on, threads=threads, network=network, rows=rows)
+    return Task(op=op, device=on, threads=threads, network=network, rows=rows, engine=engine)
 
 
 def _work(task: Task) -> float:
@@ -180,12 +183,13 @@ def summary(trials: Iterable[Trial]) -> dict[str, float]:
 
 
 def as_text(trials: Sequence[Trial]) -> str:
-    """A table by op, device and threads."""
+    """A table by op, engine, device and threads."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         task = trial.task
         threads = f" x {task.threads}" if task.device == device.CPU else ""
-        groups.setdefault(f"{task.op} on {task.device}{threads}", []).append(trial)
+        engine = f" ({task.engine})" if task.network is not None else ""
+        groups.setdefault(f"{task.op}{engine} on {task.device}{threads}", []).append(trial)
     heads = ("error: median", 15), ("p90", 8), ("A/A: median", 13), ("p90", 8), ("covered", 9)
     lines = [f"{'':36}{'tasks':>6}" + "".join(f"{head:>{width}}" for head, width in heads)]
     for name, group in (*sorted(groups.items()), ("all", list(trials))):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from autoplace import store
 from autoplace.cli import main
-from autoplace.machine import detect_machine
+from autoplace.machine import Machine, detect_machine
+from autoplace.measurement import Calibration
 from autoplace.planner.plan import Candidate, Plan
 from autoplace.race import Raced, RaceResult
+from autoplace.sections import section_of
 from autoplace.workload import EnvSpec
 from tests.synthetic import Truth, env_measurements, make_calibration
 from tests.train.plans import make_plan
@@ -88,6 +91,36 @@ def test_machine_says_when_its_calibration_holds(calibrated: Path) -> None:
     data = run_json("machine")["calibration"]
     assert (data["valid"], data["stale_sections"]) == (True, [])
     assert Path(data["path"]).is_file()
+
+
+def test_a_changed_machine_times_what_depends_on_it_again(
+    calibrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autoplace.measure import calibrate as measuring
+
+    asked: list[set[str]] = []
+
+    def timed(machine: Machine, sections: Collection[str], **options: object) -> Calibration:
+        asked.append(set(sections))
+        fresh = make_calibration(Truth(), usable_cpus=machine.usable_cpus)
+        kept = [m for m in fresh.measurements if section_of(m.task) in sections]
+        return dataclasses.replace(fresh, machine=machine, measurements=tuple(kept))
+
+    monkeypatch.setattr(measuring, "calibrate", timed)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    stale = run_json("machine")["calibration"]["stale_sections"]
+    assert {entry["section"] for entry in stale} == {"cpu", "memory"}
+    assert "OMP_WAIT_POLICY" in stale[0]["reason"]
+    result = run("plan", "CartPole-v1")
+    assert "timing cpu, memory again" in result.stderr
+    assert run_json("machine")["calibration"] | {"path": ""} == {
+        "path": "", "valid": True, "stale_sections": []
+    }  # fmt: skip
+    assert "again" not in run("plan", "CartPole-v1").stderr
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "timing cpu, memory again" in run("calibrate").stderr
+    assert "--force" in run("calibrate").stderr
+    assert asked == [{"cpu", "memory"}] * 2
 
 
 def test_plan_prints_the_same_facts_as_text_and_as_json(calibrated: Path) -> None:

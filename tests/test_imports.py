@@ -18,6 +18,7 @@ LAYERS = (
     ("accelerators", "device", "files", "home"),
     ("machine", "workload"),
     ("measurement",),
+    ("sections",),
     ("ppo", "envs", "presets"),
     ("measure",),
     ("physics",),

@@ -357,6 +357,8 @@ def with_version(name: str, value: str) -> dict[str, object]:
         {"arch": "arm64"},
         {"platform": "darwin"},
         {"variables": ()},
+        {"memory_bytes": 8 * GIB},
+        {"cpu_power": "powersave"},
         {"variables": (("MKL_NUM_THREADS", "2"), ("OMP_NUM_THREADS", "2"))},
         with_version("torch", "2.9.0"),
         with_version("numpy", "2.0.0"),
@@ -392,7 +394,7 @@ def test_what_only_devices_and_blas_depend_on_leaves_the_host_fingerprint(change
 @pytest.mark.parametrize(
     "change",
     [
-        {"memory_bytes": 8 * GIB},
+        {"memory_bytes": 16 * GIB - 4096},
         with_version("python", "3.11.9"),
         with_version("scikit-learn", "1.9"),
     ],
@@ -407,7 +409,7 @@ def test_a_change_is_named_with_both_values():
     changed = dataclasses.replace(SAMPLE, cpu_quota=None, variables=())
     assert changed.changes_since(SAMPLE) == (
         "CPU quota: was 2.5, now none",
-        "OMP_NUM_THREADS: was 2, now not set",
+        "CPU variables: was OMP_NUM_THREADS=2, now not set",
     )
 
 
@@ -430,10 +432,40 @@ def test_json_has_the_documented_keys_and_comes_back_equal():
         "memory_bytes",
         "usable",
         "reason",
+        "compute_units",
+        "power",
     }
     assert data["versions"]["torch"] == "2.8.0"
     assert Machine.from_json(data) == SAMPLE
     assert hash(Machine.from_json(data)) == hash(SAMPLE)
+
+
+def test_power_of_the_cpu_is_governor_boost_and_battery(tree, monkeypatch):
+    assert tree.detect().cpu_power in ("", "on battery")  # of the machine that tests
+    cpu = "/sys/devices/system/cpu"
+    tree.write(f"{cpu}/cpu0/cpufreq/scaling_governor", "powersave\n")
+    tree.write(f"{cpu}/cpu0/cpufreq/energy_performance_preference", "balance_power\n")
+    tree.write(f"{cpu}/intel_pstate/no_turbo", "1\n")
+    battery = types.SimpleNamespace(power_plugged=False)
+    monkeypatch.setattr("psutil.sensors_battery", lambda: battery, raising=False)
+    assert tree.detect().cpu_power == "powersave, balance_power, without boost, on battery"
+    battery.power_plugged = None  # the system does not know
+    tree.write(f"{cpu}/intel_pstate/no_turbo", "0\n")
+    assert tree.detect().cpu_power == "powersave, balance_power"
+
+
+@pytest.mark.parametrize(
+    ("output", "limits"),
+    [
+        ("GPU-aa, 700.00 W\nGPU-bb, 350.00 W", ("700.00 W", "350.00 W", "")),
+        ("GPU-cc, 300.00 W", ("300.00 W",) * 3),  # slices of one card
+        ("", ("",) * 3),
+    ],
+)
+def test_power_limits_are_those_of_the_drivers_tool(monkeypatch, output, limits):
+    monkeypatch.setattr(machine, "_output_of", lambda *command: output)
+    cards = tuple(dataclasses.replace(GPU, uuid=uuid) for uuid in ("aa", "GPU-bb", "MIG-dd"))
+    assert tuple(card.power for card in machine._with_power_limits(cards)) == limits
 
 
 def test_the_key_is_a_plain_file_name_and_ignores_what_may_change():

@@ -475,6 +475,18 @@ def test_merging_under_other_conditions_is_refused_and_changes_nothing():
     assert path.read_bytes() == before
 
 
+def test_merging_leaves_out_environments_whose_times_no_longer_hold():
+    store.save_calibration(CALIBRATION)
+    newer = dict(MACHINE.versions) | {"gymnasium": "9.0"}
+    now = dataclasses.replace(MACHINE, versions=tuple(sorted(newer.items())))
+    state = store.find_calibration(now)
+    assert set(state.stale) == {"env CartPole-v1"}
+    assert state.calibration == CALIBRATION
+    merged = store.merge_calibration(now, [env_steps("Acrobot-v1")])
+    assert merged.measurements == (*MEASUREMENTS[:3], env_steps("Acrobot-v1"))
+    assert store.stored_calibration(now) == (merged, None)
+
+
 def merge_many(home: str, name: str, count: int) -> None:
     os.environ["AUTOPLACE_HOME"] = home
     for index in range(count):

@@ -8,9 +8,10 @@ other programs or a drifting clock interfered; if so, the calibration says when 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplace import device
@@ -25,6 +26,7 @@ from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
 from autoplace.measure.sentinel import Sentinel
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.sections import section_of, stale_sections, what_holds
 from autoplace.units import format_percent, format_seconds
 from autoplace.workload import EnvSpec, Hyperparameters
 
@@ -36,8 +38,10 @@ QUICK_BUDGET_S = 6.5
 # Shares of the budget by whose end the first and the second visits are to be done.
 _FIRST_VISITS = 0.5
 _SECOND_VISITS = 0.8
-# No first visit may take more than this many times its share of the time that is left.
+# No first visit may take more than this many times its share of the time that is left; but this
+# share of the whole budget is for any.
 _LARGEST_SHARE = 6.0
+_LONG_SHARE = 0.02
 # Share of the memory that a single probe may take.
 _MEMORY_SHARE = 0.25
 # Standard error of a median that is good enough. Every cost rests on the basic times of issuing and
@@ -77,6 +81,7 @@ def calibrate(
     progress: Callable[[Progress], None] | None = None,
     clock: device.Clock | None = None,
     machine: Machine | None = None,
+    sections: Collection[str] | None = None,
 ) -> Calibration:
     """Time this machine.
 
@@ -89,6 +94,7 @@ def calibrate(
         progress: called before each task.
         clock: where the time comes from; the real one if ``None``.
         machine: what is known of the machine already; detected if ``None``.
+        sections: time these only (see :mod:`autoplace.sections`), in their share of the budget.
 
     Raises:
         UsageError: a budget that is too small, or a device name that is none.
@@ -98,7 +104,36 @@ def calibrate(
         raise UsageError(f"--budget is at least 1 second, got {budget_s:g}: raise it")
     with device.use_clock(clock), device.torch_threads(1):
         specs = tuple(EnvSpec.make(env) if isinstance(env, str) else env for env in envs)
-        return _calibrate(devices, budget_s, quick, specs, progress, machine)
+        return _calibrate(devices, budget_s, quick, specs, progress, machine, sections)
+
+
+def recalibrate(
+    stored: Calibration,
+    *,
+    machine: Machine | None = None,
+    quick: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Calibration:
+    """Time what no longer holds of a calibration, and keep the rest.
+
+    Environments are timed when they are needed: those whose times no longer hold are left out.
+
+    Args:
+        stored: of this machine, as it was.
+        machine: as it is; detected if ``None``.
+        quick: time fewer tasks.
+        progress: called before each task.
+    """
+    machine = machine if machine is not None else detect_machine()
+    fresh = calibrate(
+        budget_s=QUICK_BUDGET_S if quick else DEFAULT_BUDGET_S,
+        quick=quick,
+        progress=progress,
+        machine=machine,
+        sections=stale_sections(stored, machine),
+    )
+    kept = what_holds(stored, machine).measurements
+    return dataclasses.replace(fresh, measurements=(*kept, *fresh.measurements))
 
 
 def _calibrate(
@@ -108,12 +143,19 @@ def _calibrate(
     envs: Sequence[EnvSpec],
     progress: Callable[[Progress], None] | None,
     machine: Machine | None,
+    sections: Collection[str] | None,
 ) -> Calibration:
     start_s = device.now()
     machine = machine if machine is not None else detect_machine()
     names = _usable_devices(machine, devices)
     tasks = calibration_tasks(names, machine.usable_cpus, engines=device.cpu_engines(), quick=quick)
-    session = _Session(machine, tasks, start_s, budget_s, progress, quick=quick)
+    learner = None if quick else next(task for task in tasks if task.op == "update")
+    long_s = _LONG_SHARE * budget_s
+    if sections is not None:
+        wanted = [task for task in tasks if section_of(task) in sections]
+        budget_s *= len(wanted) / len(tasks)
+        tasks = wanted
+    session = _Session(machine, tasks, start_s, budget_s, progress, long_s=long_s, learner=learner)
     try:
         session.first_visits()
         session.second_visits()
@@ -166,19 +208,20 @@ class _Session:
         budget_s: float,
         progress: Callable[[Progress], None] | None,
         *,
-        quick: bool,
+        long_s: float,
+        learner: Task | None,
     ) -> None:
         self._machine = machine
         self._series = {task: Series(tasks=_parts(task)) for task in tasks}
         self._start_s = start_s
         self._end_s = start_s + budget_s
         self._budget_s = budget_s
+        self._long_s = long_s  # seconds that any first visit may take
         self._progress = progress
         self._left_out: list[tuple[Task, str]] = []
         self._done = 0
         self._sentinel = Sentinel(machine.usable_cpus, budget_s)
-        learner = next((task for task in tasks if task.op == "update"), None)
-        self._load = Load(None if quick else learner)
+        self._load = Load(learner)
         self._no_load = ""  # why no other process can be kept busy
 
     def close(self) -> None:
@@ -242,7 +285,9 @@ class _Session:
                     return
                 if needed_s > left_s:
                     continue
-                self._visit(task, min(left_s, max(0.02 * self._budget_s, needed_s)), refining=True)
+                self._visit(
+                    task, min(left_s, max(_LONG_SHARE * self._budget_s, needed_s)), refining=True
+                )
                 visited += 1
             if not visited:
                 return
@@ -293,7 +338,7 @@ class _Session:
         if probe_bytes(task) > _MEMORY_SHARE * self._machine.memory_bytes:
             return "it does not fit into memory"
         expected_s = self._expected_s(task)
-        limit_s = max(_LARGEST_SHARE * share_s, 0.02 * self._budget_s)
+        limit_s = max(_LARGEST_SHARE * share_s, self._long_s)
         if 4 * expected_s > limit_s:
             return f"one call takes about {format_seconds(expected_s)}, too long for the budget"
         return None
