@@ -105,8 +105,10 @@ class Clock(Protocol):
         """
         ...
 
-    def spawn(self, target: Callable[[], Any], *, name: str, host_only: bool) -> Spawned:
-        """Run ``target`` beside the caller."""
+    def spawn(
+        self, target: Callable[[], Any], *, name: str, host_only: bool, at_once: bool
+    ) -> Spawned:
+        """Run ``target`` beside the caller; see :func:`spawn`."""
         ...
 
     def channel(self) -> MessageChannel:
@@ -131,7 +133,9 @@ class _RealClock:
     def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
         pass
 
-    def spawn(self, target: Callable[[], Any], *, name: str, host_only: bool) -> Spawned:
+    def spawn(
+        self, target: Callable[[], Any], *, name: str, host_only: bool, at_once: bool
+    ) -> Spawned:
         return ChildProcess(target, name=name, host_only=host_only)
 
     def channel(self) -> MessageChannel:
@@ -160,15 +164,18 @@ def spawn(
     *args: Any,  # noqa: ANN401
     name: str,
     host_only: bool = False,
+    at_once: bool = False,
 ) -> Spawned:
     """Run ``target(*args)`` at the same time as the caller.
 
     On the real clock that is a process: two Python threads would take turns at every operation, and
     a learner issues thousands. ``target`` and ``args`` are then pickled, tensors among them must
-    come from :func:`shared_empty`. On a virtual clock it is one of its lanes. What is
-    ``host_only`` sees no accelerator, and its libraries start with one thread.
+    come from :func:`shared_empty`. On a virtual clock it is one of its lanes, which starts as late
+    as a process would, unless it is to run ``at_once``. What is ``host_only`` sees no accelerator,
+    and its libraries start with one thread.
     """
-    return _clock.spawn(functools.partial(target, *args), name=name, host_only=host_only)
+    call = functools.partial(target, *args)
+    return _clock.spawn(call, name=name, host_only=host_only, at_once=at_once)
 
 
 def spawns_processes() -> bool:

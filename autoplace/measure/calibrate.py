@@ -23,6 +23,7 @@ from autoplace.measure.grid import calibration_tasks
 from autoplace.measure.load import Load, LoadError
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
 from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
+from autoplace.measure.process_start import PROCESS_START, measure_process_start
 from autoplace.measure.sentinel import Sentinel
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement, Task
@@ -88,7 +89,8 @@ def calibrate(
     Args:
         devices: ``auto`` for the CPU and every usable accelerator, or names of devices; the CPU is
             always among them, since environments run there.
-        budget_s: seconds to spend; environments come on top, a second or two each.
+        budget_s: seconds to spend; environments come on top, a second or two each, and so do one or
+            two starts of a process.
         quick: time fewer tasks.
         envs: environments whose step times are measured too.
         progress: called before each task.
@@ -163,6 +165,8 @@ def _calibrate(
     finally:
         session.close()
     measurements = session.measurements()
+    if sections is None or section_of(PROCESS_START) in sections:
+        measurements += measure_process_start(num_samples=1 if quick else 2)
     for env in envs:
         measurements += measure_backends(env, (1, 8), machine.usable_cpus)
         workload = inspect_env(env).workload(Hyperparameters())

@@ -73,7 +73,9 @@ class _Partner:
         channels = (self._orders, self._answers)
         name = "autoplace load"
         if learner is not None:
-            self._process: Any = device.spawn(_keep_learning, *channels, learner, name=name)
+            self._process: Any = device.spawn(
+                _keep_learning, *channels, learner, name=name, at_once=True
+            )
         else:
             charge = functools.partial(device.charge, seconds=_CHARGED_S)
             self._process = device.spawn(
@@ -81,6 +83,7 @@ class _Partner:
                 *channels,
                 None if device.spawns_processes() else charge,
                 name=name,
+                at_once=True,
             )
 
     def send(self) -> None:

@@ -122,7 +122,7 @@ def _copy(task: Task) -> Probe:
 
 def _handoff(task: Task) -> Probe:
     there, back = device.message_channel(), device.message_channel()
-    partner = device.spawn(echo, there, back, name="autoplace echo")
+    partner = device.spawn(echo, there, back, name="autoplace echo", at_once=True)
 
     def sample(calls: int) -> tuple[float]:
         elapsed_s = 0.0

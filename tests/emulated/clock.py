@@ -137,12 +137,14 @@ class VirtualClock:
         name: str = "lane",
         start_s: float = 0.0,
         host_only: bool = False,
+        at_once: bool = True,
     ) -> LaneThread:
         """Run ``target`` on a lane of its own, ``start_s`` from now.
 
-        ``start_s=clock.spec.cpu.worker_start_s`` stands in for the start of a worker process.
+        What is not to run ``at_once`` starts after ``worker_start_s`` of the spec.
         """
         del host_only  # a lane starts no library
+        start_s += 0.0 if at_once else self.spec.cpu.worker_start_s
         return self.lanes.spawn(target, name=name, start_s=start_s, around=self.charging())
 
     def channel(self, *, handoff_s: float | None = None) -> LaneChannel:

@@ -19,7 +19,7 @@ from autoplace.measure import calibrate as calibration_module
 from autoplace.measure import sentinel
 from autoplace.measure.probes import build_probe
 from autoplace.measure.timing import Probe
-from autoplace.measurement import Calibration, Task
+from autoplace.measurement import Calibration, Measurement, Task
 from tests.emulated.machine import EmulatedMachine
 from tests.emulated.spec import MachineSpec, NoiseSpec
 
@@ -57,6 +57,8 @@ class Replay:
     def __init__(self, spec: MachineSpec, tasks: Iterable[Task]) -> None:
         quiet = spec.with_noise(lognormal_sigma=0.0, outlier_fraction=0.0)
         self._cores = spec.cpu.cores
+        start_s = spec.cpu.worker_start_s + spec.cpu.handoff_s
+        self._start = Measurement(task=Task(op="process_start"), times_s=(start_s,))
         self._tasks = list(tasks)
         self._probes: dict[Task, tuple[Probe, float]] = {}
         with EmulatedMachine(quiet, dry=True) as machine:
@@ -110,6 +112,9 @@ class Replay:
         with (
             mock.patch.object(calibration_module, "build_probe", replayed),
             mock.patch.object(sentinel, "build_probe", replayed),
+            mock.patch.object(
+                calibration_module, "measure_process_start", lambda **_: [self._start]
+            ),
             mock.patch.object(
                 calibration_module, "calibration_tasks", lambda *_, **__: self._tasks
             ),

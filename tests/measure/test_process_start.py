@@ -1,0 +1,42 @@
+"""The start of a process, timed."""
+
+from __future__ import annotations
+
+import logging
+
+import psutil
+import pytest
+
+from autoplace import device
+from autoplace.measure import process_start
+from autoplace.measure.calibrate import calibrate
+from autoplace.measure.process_start import PROCESS_START, measure_process_start
+from tests.emulated.machine import EmulatedMachine
+from tests.emulated.spec import CpuSpec, MachineSpec
+
+
+def test_a_start_is_timed_until_the_process_is_ready_and_leaves_nothing_behind() -> None:
+    before, start_s = set(psutil.Process().children()), device.now()
+    (measured,) = measure_process_start(num_samples=1)
+    elapsed_s = device.now() - start_s
+    assert measured.task == PROCESS_START and measured.num_samples == 1
+    # Starting an interpreter and importing take nearly all of the time; sending a message does not.
+    assert 0.5 * elapsed_s < sum(measured.times_s) <= elapsed_s
+    left = {p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())}
+    assert left <= before
+
+
+def test_an_emulated_calibration_has_the_start_of_its_machine() -> None:
+    spec = MachineSpec(cpu=CpuSpec(cores=2, worker_start_s=0.25))
+    with EmulatedMachine(spec, dry=True) as machine:
+        calibration = calibrate(quick=True, budget_s=5.0, machine=machine.machine())
+    assert calibration.by_task[PROCESS_START].median_s == pytest.approx(0.25, rel=0.01)
+
+
+def test_where_no_process_answers_the_rest_is_calibrated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_start, "DEADLINE_S", 0.0)
+    with caplog.at_level(logging.WARNING):
+        assert measure_process_start(num_samples=2) == []
+    assert "was not timed" in caplog.text
