@@ -106,7 +106,7 @@ class _Run:
 @click.option(
     "--restart-workers",
     is_flag=True,
-    help="Start a worker of --env-backend process anew when it died, hangs or leaks.",
+    help="Start a process that steps environments anew when it died, hangs or leaks.",
 )
 @click.option(
     "--worker-deadline",

@@ -49,10 +49,8 @@ class EpisodeTracker:
 
     def add(self, step: Step, first: int = 0) -> None:
         """Account for one vector step of the environments from ``first`` on."""
-        self._add(step.rewards, step.valid, step.ended, first)
-        if step.valid is not None:
-            lost = first + np.flatnonzero(step.truncated & ~step.valid)
-            self._returns[lost], self._lengths[lost] = 0.0, 0
+        lost = () if step.valid is None else np.flatnonzero(step.truncated & ~step.valid)
+        self._add(step.rewards, step.valid, step.ended, lost, first)
 
     def add_rollout(self, outcomes: np.ndarray, valid_index: np.ndarray | None = None) -> None:
         """Account for a rollout at once.
@@ -63,19 +61,24 @@ class EpisodeTracker:
                 are.
         """
         steps, _, num_envs = outcomes.shape
-        valid: Sequence[np.ndarray | None] = [None] * steps
+        mask: np.ndarray | None = None
         if valid_index is not None:
-            mask = np.zeros(steps * num_envs, np.bool_)
-            mask[valid_index] = True
-            valid = list(mask.reshape(steps, num_envs))
+            mask = np.zeros((steps, num_envs), np.bool_)
+            mask.flat[valid_index] = True
         ended: list[list[int]] = [[] for _ in range(steps)]
+        lost: list[list[int]] = [[] for _ in range(steps)]
         for t, env in np.argwhere(outcomes[:, 1:].any(1)).tolist():
-            ended[t].append(env)
-        for row, is_valid, envs in zip(outcomes, valid, ended, strict=True):
-            self._add(row[0], is_valid, envs, 0)
+            (ended if mask is None or mask[t, env] else lost)[t].append(env)
+        for t, row in enumerate(outcomes):
+            self._add(row[0], None if mask is None else mask[t], ended[t], lost[t], 0)
 
     def _add(
-        self, rewards: np.ndarray, valid: np.ndarray | None, ended: Sequence[int], first: int
+        self,
+        rewards: np.ndarray,
+        valid: np.ndarray | None,
+        ended: Sequence[int],
+        lost: Sequence[int] | np.ndarray,
+        first: int,
     ) -> None:
         self._num_rows += len(rewards)
         part = slice(first, first + len(rewards))
@@ -99,6 +102,8 @@ class EpisodeTracker:
             returns[index] = 0.0
             lengths[index] = 0
             self.num_episodes += 1
+        for index in lost:
+            returns[index], lengths[index] = 0.0, 0
 
     def take_ended(self, env_steps: int) -> tuple[Episode, ...]:
         """Episodes that ended within the first ``env_steps`` seen, but for those taken before."""

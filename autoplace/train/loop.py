@@ -64,9 +64,9 @@ def train(
         checkpoint_every: keep a checkpoint every so many env steps, beside the latest and the best.
         worker_deadline_s: seconds for which another process of the run may be silent until it
             counts as hung; by default 120 in a vector step and 600 in an update.
-        restart_workers: start a worker of the backend ``process`` anew when it died, hangs or
-            leaks; its environments begin new episodes. By default it ends the run, and a sampler of
-            scheme ``async`` always does.
+        restart_workers: start a worker of the backend ``process``, or a sampler of scheme
+            ``async``, anew when it died, hangs or leaks; its environments begin new episodes. By
+            default it ends the run.
         callbacks: told of the start, of each iteration and of the end.
         calibration: that the plan was made from. With it a machine that is slower than it was can
             be told from other reasons why a stage is off its prediction.

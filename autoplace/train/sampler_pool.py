@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import queue
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from autoplace import device as devices
@@ -38,20 +40,53 @@ class _Worker:
     def __init__(self, job: SamplerJob, number: int) -> None:
         envs = f"{job.start}" if job.stop - job.start == 1 else f"{job.start}-{job.stop - 1}"
         self.name = f"sampler process {number} (environments {envs})"
+        self._short_name = f"autoplace sampler {number}"
+        self.next_iteration = job.begins_at  # what it is working on, or waits to begin
+        self.complete: deque[Part] = deque()
+        self._start(job)
+
+    def _start(self, job: SamplerJob) -> None:
+        self.job = job
+        job.beats.zero_()
+        self.seen_beats = 0
+        self.seen_s = now()  # when these were new
         self.versions, self.parts = devices.message_channel(), devices.message_channel()
         self.process = devices.spawn(
             run_sampler,
             self.versions,
             self.parts,
             job,
-            name=f"autoplace sampler {number}",
+            name=self._short_name,
             host_only=True,
         )
-        self.beats = job.beats
-        self.next_iteration = job.iterations.start  # what it is working on, or waits to begin
-        self.complete: deque[Part] = deque()
-        self.seen_beats = 0
-        self.seen_s = now()  # when these were new
+
+    @property
+    def beats(self) -> int:
+        """Vector steps so far."""
+        return int(self.job.beats[0])
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether it took a lost one's place and has completed no part since."""
+        return self.job.is_restarted and self.next_iteration == self.job.begins_at
+
+    def restart(self, seeds: Sequence[int]) -> None:
+        """Let another process sample the part that this one was to sample next."""
+        self.stop()
+        job, begins_at = self.job, self.next_iteration
+        self._start(
+            dataclasses.replace(job, env_seeds=seeds, begins_at=begins_at, is_restarted=True)
+        )
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Wait so long for its end, and kill it if need be."""
+        if isinstance(self.process, ChildProcess):
+            self.process.stop(grace_s)
+        else:
+            self.process.join()
+        for channel in (self.versions, self.parts):
+            if hasattr(channel, "close"):
+                channel.close()
 
 
 class SamplerPool:
@@ -86,12 +121,11 @@ class SamplerPool:
                 "the samplers of scheme async step their environments themselves, got "
                 f"--env-backend {placement.env_backend}: use {within}"
             )
-        if setup.restarts.allowed:
-            log.warning("--restart-workers: a sampler of scheme async that is lost ends the run")
         env = pickled(
             (setup.description, registered_spec(setup.description.env)), setup.description.env.id
         )
         network, width = setup.network, num_envs // count
+        self._restarts = setup.restarts
         self._iterations = setup.iterations
         self._max_lag = len(rollouts) - 1
         self._newest = setup.iterations.start - 1  # version that the workers were told of
@@ -114,6 +148,8 @@ class SamplerPool:
                 stop=share.stop,
                 draws=setup.draws,
                 iterations=setup.iterations,
+                begins_at=setup.iterations.start,
+                is_restarted=False,
                 max_policy_lag=self._max_lag,
                 spec=network.spec,
                 engine=network.engine,
@@ -141,23 +177,24 @@ class SamplerPool:
             EnvError: a sampler leaks memory.
             Exception: whatever went wrong in one, with its traceback as the cause.
         """
-        self._refuse_leaking()
+        self._look_at_memory()
         return any([self._receive(w) for w in self.workers if w.parts in ready])
 
     def check(self) -> None:
-        """See whether all are well.
+        """See whether all are well, and start anew those that are not, where that is wanted.
 
         Raises:
             EnvError: a sampler has ended, or has been silent for too long.
             Exception: whatever went wrong in one, with its traceback as the cause.
         """
-        for worker in self.workers:
+        for index, worker in enumerate(self.workers):
             was_alive = worker.process.is_alive()
             self._receive(worker)
-            if not was_alive:
+            if was_alive:
+                self._look_whether_hung(index)
+            else:
                 code = getattr(worker.process, "exitcode", None)
-                raise EnvError(f"{worker.name} {describe_exit(code)}{exit_hint(code)}")
-            self._refuse_hung(worker)
+                self._lose(index, f"{describe_exit(code)}{exit_hint(code)}")
 
     def has(self, iteration: int) -> bool:
         """Whether every part of a rollout is complete."""
@@ -195,8 +232,9 @@ class SamplerPool:
         except queue.Empty:
             return worker.next_iteration > before
 
-    def _refuse_hung(self, worker: _Worker) -> None:
-        beats = int(worker.beats[0])
+    def _look_whether_hung(self, index: int) -> None:
+        worker = self.workers[index]
+        beats = worker.beats
         if beats != worker.seen_beats or not self._may_work(worker):
             worker.seen_beats, worker.seen_s = beats, now()
             return
@@ -206,20 +244,41 @@ class SamplerPool:
         where = ""
         if isinstance(worker.process, ChildProcess):
             where = f" (process {worker.process.pid}, killed)"
-            worker.process.stop()
-        raise EnvError(
-            f"{worker.name} has not answered for {deadline_s:g} s{where}: look for an endless "
-            "loop or a lock in the environment's step, reset or constructor"
+        self._lose(
+            index,
+            f"has not answered for {deadline_s:g} s{where}: look for an endless "
+            "loop or a lock in the environment's step, reset or constructor",
         )
 
-    def _refuse_leaking(self) -> None:
+    def _look_at_memory(self) -> None:
         if self._memory is None or now() - self._looked_s < LOOK_INTERVAL_S:
             return
         self._looked_s = now()
         leaking = self._memory.leaking()
         if leaking is not None:
-            index, what = leaking
-            raise EnvError(f"{self.workers[index].name} {what}")
+            self._lose(*leaking)
+
+    def _lose(self, index: int, what: str) -> None:
+        """End a sampler that is of no use any more, and start another one in its place.
+
+        The part that was under way is sampled anew, in new episodes.
+
+        Raises:
+            EnvError: that is not wanted, or was done before and has not helped.
+        """
+        worker, restarts = self.workers[index], self._restarts
+        fault = f"{worker.name} {what}"
+        if not restarts.allowed or worker.is_untried:
+            worker.stop()
+            since = "; it had been restarted and has completed no part of a rollout since"
+            raise EnvError(fault + since * worker.is_untried)
+        restarts.count += 1
+        log.warning("%s; it is restarted, and its environments begin new episodes", fault)
+        entropies = [(seed, restarts.count) for seed in worker.job.env_seeds]
+        worker.restart([int(np.random.SeedSequence(e).generate_state(1)[0]) for e in entropies])
+        worker.versions.put(self._newest)
+        if self._memory is not None and isinstance(worker.process, ChildProcess):
+            self._memory.replace(index, worker.process.pid)
 
     def _close(self) -> None:
         """Let every sampler close its environments, and kill those that have not."""
@@ -228,10 +287,4 @@ class SamplerPool:
             worker.versions.put(None)
         end_s = now() + _GRACE_S
         for worker in self.workers:
-            if isinstance(worker.process, ChildProcess):
-                worker.process.stop(max(0.0, end_s - now()))
-            else:
-                worker.process.join()
-            for channel in (worker.versions, worker.parts):
-                if hasattr(channel, "close"):
-                    channel.close()
+            worker.stop(max(0.0, end_s - now()))

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
-from autoplace.envs import make_vector_env
+from autoplace.envs import Step, VectorEnv, make_vector_env
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_policy_step
@@ -47,7 +48,9 @@ class SamplerJob:
         start: its first environment.
         stop: one past its last.
         draws: the run's randomness.
-        iterations: to be sampled.
+        iterations: of the run.
+        begins_at: the first of them that it samples.
+        is_restarted: whether it takes the place of a sampler that was lost.
         max_policy_lag: how many updates old the weights may be.
         spec: of the network.
         engine: of the policy step.
@@ -65,6 +68,8 @@ class SamplerJob:
     stop: int
     draws: Draws
     iterations: range
+    begins_at: int
+    is_restarted: bool
     max_policy_lag: int
     spec: NetworkSpec
     engine: str
@@ -99,6 +104,29 @@ def run_sampler(versions: MessageChannel, parts: MessageChannel, job: SamplerJob
         parts.put(SamplerFailure(error=pack_error(error)))
 
 
+class AfterLoss:
+    """Environments in place of some whose episodes were lost: the first step only says that.
+
+    See :class:`autoplace.envs.vector.VectorEnv`.
+    """
+
+    def __init__(self, envs: VectorEnv) -> None:
+        self.num_envs, self.description = envs.num_envs, envs.description
+        self.observations = envs.observations
+        self.reset, self.close = envs.reset, envs.close
+        self._envs = envs
+        self._is_told = False
+
+    def step(self, actions: np.ndarray) -> Step:
+        """Step all, but for the first time."""
+        if self._is_told:
+            return self._envs.step(actions)
+        self._is_told = True
+        none = np.zeros(self.num_envs, np.bool_)
+        rewards = np.zeros(self.num_envs, np.float32)
+        return Step(self.observations, rewards, none, ~none, (), self.observations[:0], none)
+
+
 class _Heartbeat(StopRequest):
     """Shows at each vector step that the sampler is alive, and stops it between two of them."""
 
@@ -119,12 +147,14 @@ class _Sampler:
         description, registered = cloudpickle.loads(job.env)
         if registered is not None:
             gym.registry[registered.id] = registered
-        self._envs = make_vector_env(
+        self._envs: VectorEnv = make_vector_env(
             description,
             num_envs=job.stop - job.start,
             backend=job.env_backend,
             first_index=job.start,
         )
+        if job.is_restarted:
+            self._envs = AfterLoss(self._envs)
         plain = ActorCritic(
             job.spec, normalize_observations=job.normalize_observations, engine=job.engine
         )
@@ -146,7 +176,7 @@ class _Sampler:
         job = self._job
         try:
             self._envs.reset(job.env_seeds)
-            for iteration in job.iterations:
+            for iteration in range(job.begins_at, job.iterations.stop):
                 self._find_version(iteration)
                 self._sample(iteration)
             while True:

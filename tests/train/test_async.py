@@ -164,6 +164,48 @@ def test_a_sampler_that_hangs_is_ended_and_named(tmp_path):
     assert multiprocessing.active_children() == []
 
 
+@posix
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
+def test_a_lost_sampler_is_restarted_and_only_its_first_row_is_no_transition(how, caplog):
+    """Environment 1 is the second sampler's; every fifth step ends an episode."""
+    env = register("EndsAfterFive", lambda: Counter(length=5))
+    watching = Watching(send(how, "sampler 1"))
+    result = train(
+        planned(env),
+        total_steps=8 * 32,
+        callbacks=[watching],
+        restart_workers=True,
+        worker_deadline_s=3.0,
+    )
+    assert "sampler process 1 (environments 1)" in caplog.text
+    assert "it is restarted, and its environments begin new episodes" in caplog.text
+    assert result.worker_restarts == 1 and result.iterations == 8
+    rows = [report.rows for report in watching.reports]
+    assert sorted(rows) == [31, *[32] * 7] and rows.index(31) >= 3
+    assert max(report.max_policy_lag for report in watching.reports) == 1
+    # 16 steps a rollout: 128 of environment 0, some of them and then the rest of environment 1.
+    ended = [episode for report in watching.reports for episode in report.episodes]
+    assert {(episode.length, episode.episode_return) for episode in ended} == {(5, 15.0)}
+    before = 16 * rows.index(31)
+    counts = [sum(episode.env == index for episode in ended) for index in (0, 1)]
+    assert counts == [128 // 5, before // 5 + (128 - before - 1) // 5]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_a_sampler_that_is_lost_again_at_once_ends_the_run(tmp_path):
+    def observe(plain, total_steps):
+        if total_steps == 5:
+            os._exit(3)
+        return plain
+
+    message = r"ended with exit code 3.*; it had been restarted and has completed no part"
+    with pytest.raises(EnvError, match=message):
+        env = register("Exits", lambda: Counter(observe=observe))
+        train(planned(env), total_steps=320, run_dir=tmp_path, restart_workers=True)
+    assert multiprocessing.active_children() == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_the_lag_that_is_measured_is_within_the_bound_and_reaches_it_behind_a_slow_learner(lag):

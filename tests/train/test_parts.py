@@ -69,10 +69,12 @@ def test_episodes_of_a_whole_rollout_are_those_of_its_steps():
     outcomes[:, 2] = (rng.random((50, 4)) < 0.1) & (outcomes[:, 1] == 0)
     valid = rng.random((50, 4)) < 0.9
     outcomes[:, 1:] *= valid[:, None]
+    lost = ~valid & (rng.random((50, 4)) < 0.3)  # with the rest of their episodes
+    outcomes[:, 2] += lost
     one, other = EpisodeTracker(4), EpisodeTracker(4)
     for row, is_valid in zip(outcomes, valid, strict=True):
         over, cut = row[1] > 0, row[2] > 0
-        ended = np.flatnonzero(over | cut).tolist()
+        ended = np.flatnonzero((over | cut) & is_valid).tolist()
         one.add(Step(None, row[0], over, cut, ended, None, is_valid))
     other.add_rollout(outcomes, np.flatnonzero(valid))
     assert one.num_episodes == other.num_episodes > 20

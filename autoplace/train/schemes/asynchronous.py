@@ -18,8 +18,9 @@ learned from that. So the lag is at least 1, except in the first rollout, and wh
 allowed. With a bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is
 learned is what ``double-buffer`` learns. With a higher one samplers work ahead, which evens out
 rollouts that take some longer than others, and which weights act follows from how long everything
-took. Whatever ends a run early drops the parts that are under way and the rollout that is being
-learned from.
+took. A sampler that was lost and is started anew samples its part again, in new episodes, and loses
+their first row. Whatever ends a run early drops the parts that are under way and the rollout that
+is being learned from.
 
 The process of the run itself coordinates, and sleeps in between. Crossings between host and device:
 those of ``double-buffer``.
@@ -64,8 +65,6 @@ class AsyncScheme:
             max_policy_lag=placement.max_policy_lag,
             handoff_lane="learner",
         )
-        self._channels = [self.learner.answers, *(w.parts for w in self._pool.workers)]
-        self._processes = [self.learner.process, *(w.process for w in self._pool.workers)]
         self._versions: tuple[int, ...] = ()  # that sampled the rollout which was complete last
         self._completed: Completed | None = None  # published, and not reported yet
 
@@ -129,7 +128,12 @@ class AsyncScheme:
                 self._publish()
             if done():
                 return
-            ready = devices.wait_any(self._channels, self._processes, timeout_s=LOOK_S)
+            workers = self._pool.workers  # each may have been started anew
+            ready = devices.wait_any(
+                [self.learner.answers, *(worker.parts for worker in workers)],
+                [self.learner.process, *(worker.process for worker in workers)],
+                timeout_s=LOOK_S,
+            )
             heard = self._pool.receive(ready)
             if self.learner.answers in ready or not heard:
                 self.learner.look()
