@@ -403,8 +403,10 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         )
     fixed, per_layer = _POLICY_OPS
     ops = fixed + per_layer * depth
+    # Recorded, centred, scaled and clamped: each time read and written.
+    observed_bytes = 8.0 * rows * network.observation_bytes
     if task.op == "policy_step":
-        parts = step(ops, network.actor_layers, rows, 1.0)
+        parts = step(ops, network.actor_layers, rows, 1.0, observed_bytes)
         # On an accelerator the step is issued, and the wait belongs to the action that comes back.
         return Parts(parts.host_s) if on_device else parts
     if task.op == "obs_to_device":
@@ -413,7 +415,7 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         return Parts((dispatch_s, host_copy_s))
     if task.op == "action_to_host":
         to_device_s = primitives.copy_s(device, "h2d", True, rows * network.observation_bytes)
-        policy = step(ops, network.actor_layers, rows, 1.0)
+        policy = step(ops, network.actor_layers, rows, 1.0, observed_bytes)
         action_numbers = rows * network.action_columns * (1 if network.continuous else 2)
         to_host_s = primitives.copy_s(device, "d2h", True, FLOAT_BYTES * action_numbers)
         return Parts(

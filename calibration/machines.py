@@ -130,7 +130,7 @@ def trainer(figure: Figures) -> Trainer:
         card_flops=flops,
         factors={
             "update": (figure("R11"), 1.0, figure("R12"), figure("R13"), figure("R14")),
-            "policy_step": (figure("R15"), 1.0, 1.0),
+            "policy_step": (figure("R15"), 1.0, 1.0, 1.0),
             "gae": (figure("R16"), 1.0, 1.0, 1.0),
         },
     )
