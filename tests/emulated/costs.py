@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import flop_registry
 
@@ -297,11 +298,30 @@ def dry_result(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
         return True, written[0] if len(written) == 1 else tuple(written)
     if not tensors:
         return False, None
-    try:
-        shape_only = op(*_to_meta(args), **_to_meta(dict(kwargs)))
-    except (NotImplementedError, RuntimeError):
+    key = op, _outline(args), _outline(kwargs)
+    if key not in _DRY_RESULTS:
+        try:
+            _DRY_RESULTS[key] = op(*_to_meta(args), **_to_meta(dict(kwargs)))
+        except (NotImplementedError, RuntimeError):
+            _DRY_RESULTS[key] = NotImplemented
+    shape_only = _DRY_RESULTS[key]
+    if shape_only is NotImplemented:
         return False, None
     return True, _zeros_like_meta(shape_only)
+
+
+_DRY_RESULTS: dict[Any, Any] = {}  # on the meta device, by operation and outline of its arguments
+
+
+def _outline(value: Any) -> Any:
+    """What an operation's result looks like follows from this, which can be a key."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(_outline(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((name, _outline(item)) for name, item in value.items())
+    return type(value), value if isinstance(value, Hashable) else repr(value)
 
 
 def _to_meta(value: Any) -> Any:
@@ -318,7 +338,9 @@ def _to_meta(value: Any) -> Any:
 
 def _zeros_like_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        flat = torch.zeros(max(1, _extent(value)), dtype=value.dtype)
+        # numpy's zeros are pages that the system hands out only once they are touched.
+        nbytes = max(1, _extent(value)) * value.element_size()
+        flat = torch.from_numpy(np.zeros(nbytes, np.uint8)).view(value.dtype)
         return flat.as_strided(value.shape, value.stride())
     if isinstance(value, (list, tuple)):
         return type(value)(_zeros_like_meta(item) for item in value)

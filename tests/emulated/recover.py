@@ -4,26 +4,36 @@
 
 For each machine: every known constant beside the one that a calibration through the clock alone
 gives back; each matmul crossover beside the true one; and, for each of the spec's workloads, every
-scheme's predicted iteration time beside the true (virtual) time of the real trainer.
+scheme's predicted iteration time beside the true (virtual) time of the real trainer. As many
+machines at a time as there are CPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import itertools
 import json
 import logging
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
 
 from autoplace.cost_model import CostModel, fit_cost_model
 from autoplace.crossover import find_crossovers
 from autoplace.errors import AutoplaceError
-from autoplace.measure.calibrate import calibrate
+from autoplace.machine import detect_machine
+from autoplace.measure import calibrate as calibration_module
+from autoplace.measure import timing
 from autoplace.measure.envs import env_tasks, measure_env
 from autoplace.measurement import Calibration, Task
 from autoplace.planner.plan import Plan
@@ -62,13 +72,37 @@ def calibrate_machine(
 ) -> Calibration:
     """What ``autoplace calibrate`` measures on the machine, through its clock only."""
     with EmulatedMachine(spec, dry=True) as machine:
-        calibration = calibrate(budget_s=BUDGET_S, quick=quick, machine=machine.machine())
+        calibration = calibrate_on(machine, quick=quick)
         measurements = [
             measurement
             for env, numbers in _numbers(spec, envs).items()
             for measurement in measure_env(env, env_tasks(env, numbers))
         ]
     return calibration.with_measurements(measurements)
+
+
+def calibrate_on(machine: EmulatedMachine, *, quick: bool = False) -> Calibration:
+    """The calibration, without environments, of a machine that is switched on.
+
+    Without noise every sample of a task is the same, however many calls it consists of: as few as
+    possible of either are taken then. Weights are all alike, since no time depends on them.
+    """
+    with _alike_samples() if machine.spec.noise.is_off else contextlib.nullcontext():
+        return calibration_module.calibrate(
+            budget_s=BUDGET_S, quick=quick, machine=machine.machine()
+        )
+
+
+@contextlib.contextmanager
+def _alike_samples() -> Iterator[None]:
+    with (
+        mock.patch.multiple(timing, MIN_SAMPLE_S=0.0, MIN_SAMPLES_TO_JUDGE=timing.MIN_SAMPLES),
+        mock.patch.object(calibration_module, "_SECOND_VISITS", 0.0),
+        mock.patch.object(
+            torch.nn.init, "orthogonal_", lambda weight, *_, **__: weight.fill_(0.01)
+        ),
+    ):
+        yield
 
 
 def _numbers(spec: MachineSpec, envs: Sequence[EnvSpec]) -> dict[EnvSpec, tuple[int, ...]]:
@@ -403,12 +437,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="calibrate as --quick does")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
-    logging.getLogger("autoplace").setLevel(logging.ERROR)
+    specs = [load_spec(name) for name in args.specs]
     results = []
-    for name in args.specs:
-        results.append(recover(load_spec(name), args.workloads, quick=args.quick))
-        if not args.json:
-            print(as_text(results[-1]), flush=True)
+    with ProcessPoolExecutor(
+        min(len(specs), detect_machine().usable_cpus),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+    ) as pool:
+        work = functools.partial(recover, workloads=args.workloads, quick=args.quick)
+        for result in pool.map(work, specs):
+            results.append(result)
+            if not args.json:
+                print(as_text(result), flush=True)
     if args.json:
         json.dump(results[0] if len(results) == 1 else results, sys.stdout, indent=1)
         print()
@@ -420,6 +460,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"iteration times: median error {100 * verdict.median_error:.1f} %, "
             f"95th percentile {100 * verdict.p95_error:.1f} %"
         )
+
+
+def _start_worker() -> None:
+    logging.getLogger("autoplace").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,11 @@ class NoiseSpec:
         if self.outlier_fraction > 1:
             raise SpecError(f"outlier_fraction is at most 1, got {self.outlier_fraction}")
 
+    @property
+    def is_off(self) -> bool:
+        """Whether the same work always takes the same time."""
+        return self == NoiseSpec(outlier_factor=self.outlier_factor, seed=self.seed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from autoplace.cost_model import fit_cost_model
-from autoplace.measure.calibrate import calibrate
 from tests.emulated.machine import EmulatedMachine
-from tests.emulated.recover import BUDGET_S
+from tests.emulated.recover import calibrate_on
 from tests.emulated.spec import load_spec
 
 SCRIPT = Path(__file__).parents[2] / "calibration" / "held_out.py"
@@ -37,7 +36,7 @@ def test_without_noise_held_out_tasks_are_predicted_closely(
     spec = load_spec(name)
     spec = dataclasses.replace(spec, cpu=dataclasses.replace(spec.cpu, cores=cores))
     with EmulatedMachine(spec, dry=True) as machine:
-        calibration = calibrate(budget_s=BUDGET_S, machine=machine.machine())
+        calibration = calibrate_on(machine)
         chosen = held_out.held_out_tasks(calibration, tasks)
         trials = held_out.hold_out(fit_cost_model(calibration), chosen, passes=1, pass_s=0.0)
     print(held_out.as_text(trials))
