@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import logsumexp
-from sklearn.gaussian_process.kernels import RBF
 
 from autoplace.measurement import Measurement, Task
 from autoplace.physics import Parts
@@ -90,7 +89,7 @@ class Correction:
         self._low, self._high = features.min(axis=0), features.max(axis=0)
         self._scale = np.maximum(features.std(axis=0), _LEAST_SPREAD)
         self._features = features / self._scale
-        smooth = {length: RBF(length)(self._features) for length in _LENGTHS}
+        smooth = {length: _rbf(self._features, self._features, length) for length in _LENGTHS}
         shared = FACTOR_ERROR**2 * self._gradients @ self._gradients.T + np.diag(errors**2)
         identity = np.eye(len(rows))
         covariances = np.array(
@@ -153,16 +152,21 @@ class Correction:
         for (length, signal, nugget), weight, inverse, solved in zip(
             self._hyperparameters, self._weights, self._inverses, self._solved, strict=True
         ):
-            smooth = RBF(length)
-            across = by_rates_to_timed + signal**2 * smooth(features, self._features)
+            across = by_rates_to_timed + signal**2 * _rbf(features, self._features, length)
             means.append(across @ solved)
-            own = by_rates + signal**2 * smooth(features)
+            own = by_rates + signal**2 * _rbf(features, features, length)
             covariance += weight * (own - across @ inverse @ across.T)
             nugget_variance += weight * nugget**2
         mean = self._weights @ np.array(means)
         off = np.array(means) - mean
         covariance += (self._weights * off.T) @ off
         return base + mean, covariance, nugget_variance
+
+
+def _rbf(left: Array, right: Array, length: float) -> Array:
+    """``exp(-d^2 / 2 length^2)`` of the distances ``d`` of rows ``[M, F]`` and ``[N, F]``."""
+    apart = left[:, None, :] - right[None, :, :]
+    return np.asarray(np.exp(-0.5 / length**2 * np.square(apart).sum(axis=2)))
 
 
 def _stretch(z_scores: Array) -> float:

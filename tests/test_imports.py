@@ -154,6 +154,24 @@ def test_these_do_not_import_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+        ("autoplace.train.learner_process", {"gymnasium", "scipy", "tensorboard"}),
+        ("autoplace.train.sampler_process", {"scipy", "tensorboard"}),
+        ("autoplace.train.loop", {"sklearn", "matplotlib", "tensorflow"}),
+    ],
+)
+def test_a_run_and_its_processes_import_only_what_they_need(
+    module: str, unneeded: set[str]
+) -> None:
+    code = f"import sys, {module}; sys.exit(', '.join({unneeded} & set(sys.modules)) or None)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+
+
 def test_the_public_names_are_all_there_and_functions_are_not_hidden_by_modules() -> None:
     import autoplace
     import autoplace.train.loop  # binds a submodule over the function's name, were it let

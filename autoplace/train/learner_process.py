@@ -25,9 +25,8 @@ from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.processes import pack_error
-from autoplace.results import StageKey
 from autoplace.train.learner import Learner
-from autoplace.train.stage_timer import StageTimer
+from autoplace.train.stage_timer import Key, StageTimer
 from autoplace.workload import Hyperparameters, NetworkSpec
 
 
@@ -103,7 +102,7 @@ class Answer:
     """
 
     update: UpdateStats | None = None
-    stage_s: dict[StageKey, float] | None = None
+    stage_s: dict[Key, float] | None = None
     error: tuple[BaseException, str] | None = None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from autoplace.ppo.rollout import Rollout
-from autoplace.results import StageKey
+from autoplace.train.stage_timer import Key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Part:
     final_index: np.ndarray
     final_observations: np.ndarray
     valid_index: np.ndarray | None = None
-    stage_s: dict[StageKey, float] = field(default_factory=dict)
+    stage_s: dict[Key, float] = field(default_factory=dict)
 
 
 def merge(parts: Sequence[Part], rollout: Rollout) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,8 +30,10 @@ from autoplace.envs.vector import VectorEnv, in_groups
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import Act
 from autoplace.train.interrupt import StopRequest
-from autoplace.train.schemes.base import Setup
 from autoplace.train.stage_timer import StageTimer
+
+if TYPE_CHECKING:
+    from autoplace.train.schemes.base import Setup
 
 
 @dataclass(slots=True)
