@@ -35,6 +35,7 @@ from autoplace.cli_output import (
 )
 from autoplace.cli_planning import planned, settled
 from autoplace.cli_runs import INTERRUPTED, evaluate, train
+from autoplace.engines import TIMED_WHERE_NAMED
 from autoplace.errors import AutoplaceError, CalibrationError, EnvError, UsageError
 
 
@@ -136,6 +137,13 @@ def machine(plot_file: Path | None, as_json: bool) -> None:
 @click.option("--budget", type=float, help="Seconds to spend (default 55; with --quick 6.5).")
 @click.option("--quick", is_flag=True, help="Ten seconds instead of a minute; less exact.")
 @click.option("--env", "envs", multiple=True, metavar="ENV", help="Time this environment too.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=click.Choice(TIMED_WHERE_NAMED),
+    help="Time this engine with the networks of the --env environments (slow to make ready).",
+)
 @click.option("--force", is_flag=True, help="Measure again although a stored one still holds.")
 @click.option("--output", type=FILE, help="Write to this file instead of the data folder.")
 @plot_option("what each side takes by size, and where one overtakes the other, to this file")
@@ -145,6 +153,7 @@ def calibrate(
     budget: float | None,
     quick: bool,
     envs: tuple[str, ...],
+    engines: tuple[str, ...],
     force: bool,
     output: Path | None,
     plot_file: Path | None,
@@ -155,12 +164,21 @@ def calibrate(
     from autoplace.cost_model import fit_cost_model
     from autoplace.crossover import find_crossovers
     from autoplace.machine import detect_machine
-    from autoplace.measure.calibrate import DEFAULT_BUDGET_S, QUICK_BUDGET_S, recalibrate
+    from autoplace.measure.calibrate import (
+        DEFAULT_BUDGET_S,
+        QUICK_BUDGET_S,
+        measure_engines,
+        recalibrate,
+    )
     from autoplace.measure.calibrate import calibrate as run_calibration
     from autoplace.measure.envs import measure_backends
     from autoplace.sections import is_of_env, what_holds
     from autoplace.workload import EnvSpec
 
+    if engines and not envs:
+        raise UsageError(
+            f"--engine {engines[0]} is timed with the network of an environment: name one by --env"
+        )
     specs = [EnvSpec.make(env) for env in envs]
     found = detect_machine()
     state = store.find_calibration(found)
@@ -174,15 +192,17 @@ def calibrate(
                 budget_s=budget if budget is not None else standard_s,
                 quick=quick,
                 envs=specs,
+                engines=engines,
                 progress=progress,
                 machine=found,
             )
         if output is None and stored is not None:
-            # Environments that were timed earlier are kept.
+            # Environments and engines that were timed earlier are kept.
             result = result.with_measurements(
                 m
                 for m in what_holds(stored, found).measurements
-                if m.task.op == "env_step" and m.task not in result.by_task
+                if (m.task.op == "env_step" or m.task.engine in TIMED_WHERE_NAMED)
+                and m.task not in result.by_task
             )
         path = store.save_calibration(result, output)
         note(f"saved to {path}")
@@ -196,6 +216,10 @@ def calibrate(
                 result = recalibrate(stored, machine=found, quick=quick, progress=progress)
             store.save_calibration(result)
         measured = [m for s in specs for m in measure_backends(s, (1, 8), found.usable_cpus)]
+        more, problems = measure_engines(engines, specs, stored.devices, found.usable_cpus)
+        measured += more
+        for problem in problems:
+            note(problem)
         if measured:
             result = store.merge_calibration(found, measured)
         held = "what else was stored" if state.stale else "the stored calibration"

@@ -142,7 +142,8 @@ def placement_options(function: Function) -> Function:
                 type=click.Choice(("auto", *ENGINES)),
                 default="auto",
                 show_default=True,
-                help="How steps are executed: eager torch, or numpy for perceptrons on the CPU.",
+                help="How steps are executed: eager torch, numpy for perceptrons on the CPU, "
+                "compile by torch.compile (timed when named), graph on accelerators.",
             ),
             click.option(
                 "--precision",

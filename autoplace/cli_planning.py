@@ -96,7 +96,8 @@ def planned(
 ) -> Planned:
     """The plan that the options describe; measures what is missing, and says so on stderr.
 
-    ``total_steps`` is the run's length, ``None`` where that is of no account.
+    ``total_steps`` is the run's length, ``None`` where that is of no account. An engine that takes
+    more once than it saves over it is dropped, though it was asked for.
     """
     workload = _workload(env, env_kwargs, options)
     return _plan_workload(workload, options, options["max_policy_lag"], total_steps)
@@ -106,6 +107,8 @@ def _plan_workload(
     workload: Workload, options: Mapping[str, Any], max_policy_lag: int, total_steps: int | None
 ) -> Planned:
     from autoplace.cost_model import fit_cost_model
+    from autoplace.engines import TIMED_WHERE_NAMED
+    from autoplace.planner.engine_gain import why_it_costs_more, without_engine
     from autoplace.planner.search import make_plan
     from autoplace.prepare import prepare_calibration
 
@@ -115,22 +118,40 @@ def _plan_workload(
             path=options["calibration"],
             env_step_s=options.get("env_step_time"),
             env_backend=None if options["env_backend"] == "auto" else options["env_backend"],
+            engine=options["engine"],
             progress=progress,
             note=note,
         )
     calibration = prepared.calibration
-    model = fit_cost_model(calibration)
-    plan = make_plan(
-        calibration,
-        workload,
-        scheme=options["scheme"],
-        max_policy_lag=max_policy_lag,
-        placement=_given_placement(options),
-        limits=_limits(calibration, is_here=options["calibration"] is None),
-        model=model,
-        total_steps=total_steps,
-    )
-    return Planned(plan=plan, calibration=calibration, model=model)
+    given = _given_placement(options)
+    if not prepared.engine_works:
+        given.pop("engine")
+
+    def plan_with(calibration: Calibration, given: Mapping[str, object]) -> Planned:
+        model = fit_cost_model(calibration)
+        plan = make_plan(
+            calibration,
+            workload,
+            scheme=options["scheme"],
+            max_policy_lag=max_policy_lag,
+            placement=given,
+            limits=_limits(calibration, is_here=options["calibration"] is None),
+            model=model,
+            total_steps=total_steps,
+        )
+        return Planned(plan=plan, calibration=calibration, model=model)
+
+    made = plan_with(calibration, given)
+    engine = made.plan.placement.engine
+    if engine not in TIMED_WHERE_NAMED or "engine" not in given:
+        return made
+    others = {name: value for name, value in given.items() if name != "engine"}
+    instead = plan_with(without_engine(calibration, engine), others)
+    reason = why_it_costs_more(made.plan.chosen, instead.plan.chosen)
+    if reason is None:
+        return made
+    note(reason)
+    return instead
 
 
 def plan_to_resume(

@@ -94,9 +94,12 @@ class CostModel:
         self._measured = calibration.by_task
         self._is_modelled = calibration.origin == "modelled"
         self._primitives = Primitives(calibration)
-        # What was timed to be compared only (see autoplace.contention) has no cost of its own.
+        # What was timed to be compared only (see autoplace.contention) has no cost of its own, and
+        # what is paid once is no part of an iteration (see autoplace.planner.engine_gain).
         timed = [
-            m for m in calibration.measurements if not m.task.beside and m.task.op != "interpreter"
+            m
+            for m in calibration.measurements
+            if not m.task.beside and m.task.op not in ("interpreter", "engine_setup")
         ]
         groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
         self._env_steps: dict[Task, list[Measurement]] = defaultdict(list)

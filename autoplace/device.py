@@ -21,8 +21,8 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from autoplace.device_names import CPU, canonical_device, is_accelerator
-from autoplace.engines import EAGER, ENGINES
-from autoplace.errors import DeviceError
+from autoplace.engines import EAGER, GRAPH, NUMPY
+from autoplace.errors import DeviceError, EngineError
 from autoplace.processes import ChildProcess, PipeChannel, wait_any_process
 
 __all__ = [
@@ -31,12 +31,15 @@ __all__ = [
     "Clock",
     "CopyStream",
     "DeviceTimer",
+    "Graph",
     "accelerator_devices",
     "accelerator_type",
     "can_pin",
     "canonical_device",
     "charge",
     "empty_cache",
+    "engines_on",
+    "has_graphs",
     "host_empty",
     "is_accelerator",
     "memory_bytes",
@@ -53,6 +56,9 @@ __all__ = [
     "use_clock",
     "wait_any",
 ]
+
+
+_WARM_UP_RUNS = 3  # of work that is to be recorded
 
 
 class MessageChannel(Protocol):
@@ -202,9 +208,17 @@ def wait_any(
     return _clock.wait_any(channels, spawned, timeout_s=timeout_s)
 
 
-def cpu_engines() -> tuple[str, ...]:
-    """Engines of steps on the CPU whose time the clock can tell: a virtual one sees torch only."""
-    return ENGINES if isinstance(_clock, _RealClock) else (EAGER,)
+def engines_on(device: str) -> tuple[str, ...]:
+    """Engines of steps on a device that are ready at once, the one to know best last.
+
+    A virtual clock tells the time of the eager one only: it sees torch's single operations.
+    """
+    if spawns_processes():
+        if device == CPU:
+            return EAGER, NUMPY
+        if has_graphs(device):
+            return GRAPH, EAGER
+    return (EAGER,)
 
 
 @contextlib.contextmanager
@@ -419,6 +433,52 @@ class CopyStream:
             self._stream.synchronize()
         else:
             synchronize(self._device)
+
+
+class Graph:
+    """A stretch of device work that is recorded once and then replayed with a single call.
+
+    The work runs on the same memory each time, must not wait for the device, and takes no decision
+    by what it finds there.
+    """
+
+    def __init__(self, device: str, work: Callable[[], None]) -> None:
+        """Run ``work`` a few times, which lets libraries allocate what they need, and record it.
+
+        Raises:
+            EngineError: the device cannot record it.
+        """
+        if not has_graphs(device):
+            raise EngineError(f"{device} cannot record its work: use another --engine")
+        module, on = _module(device), torch.device(device)
+        try:
+            with module.device(on):
+                stream = module.Stream(device=on)
+                stream.wait_stream(module.current_stream(on))
+                with module.stream(stream):
+                    for _ in range(_WARM_UP_RUNS):
+                        work()
+                module.current_stream(on).wait_stream(stream)
+                self._graph = _graph_type(module)()
+                with module.graph(self._graph):
+                    work()
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            raise EngineError(f"{device} cannot record its work ({reason[0]})") from error
+
+    def replay(self) -> None:
+        """Queue the work on the current stream."""
+        self._graph.replay()
+
+
+def has_graphs(device: str) -> bool:
+    """Whether a device can record work and replay it."""
+    return device in accelerator_devices() and _graph_type(_module(device)) is not None
+
+
+def _graph_type(module: Any) -> Any:  # noqa: ANN401 - torch's graphs share no type
+    names = ("CUDAGraph", "XPUGraph") if hasattr(module, "graph") else ()
+    return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
 class DeviceTimer:

@@ -35,6 +35,10 @@ class DeviceError(AutoplaceError):
     """A device that does not exist here or does not work."""
 
 
+class EngineError(AutoplaceError):
+    """An engine that cannot execute the trainer's steps here."""
+
+
 class CalibrationError(AutoplaceError):
     """A calibration that is missing, unreadable, or of another machine."""
 

@@ -35,6 +35,7 @@ OPS = (
     "action_to_host",  # one vector step's actions come back, the wait for the policy included
     "gae",  # a whole rollout made ready to learn from: values, log-probabilities, advantages
     "update",  # the trainer's own: one gradient step on one minibatch
+    "engine_setup",  # once: an engine makes a policy step and a gradient step ready
     "weights_to_host",  # the sampler's network on the host brought up to date from the device
 )
 

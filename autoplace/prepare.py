@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoplace import store
-from autoplace.errors import CalibrationError
+from autoplace.engines import TIMED_WHERE_NAMED
+from autoplace.errors import CalibrationError, EngineError
 from autoplace.machine import detect_machine
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.choices import OWN_DYNAMICS, minibatch_choices
@@ -32,10 +33,12 @@ class Prepared:
     Attributes:
         calibration: holds the workload's environment.
         notes: one line for each thing that was measured or found wrong on the way.
+        engine_works: whether the engine that was asked for could be timed, where it had to be.
     """
 
     calibration: Calibration
     notes: tuple[str, ...] = ()
+    engine_works: bool = True
 
 
 def prepare_calibration(
@@ -44,6 +47,7 @@ def prepare_calibration(
     path: Path | None = None,
     env_step_s: float | None = None,
     env_backend: str | None = None,
+    engine: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
@@ -61,6 +65,7 @@ def prepare_calibration(
         path: a calibration file.
         env_step_s: seconds of one step of one environment, in place of any that was measured.
         env_backend: one that is asked for, and timed if it never was.
+        engine: likewise, where it is timed for single networks only.
         progress: told how far a calibration is.
         note: told each note as it arises.
 
@@ -69,6 +74,7 @@ def prepare_calibration(
         UsageError: ``env_step_s`` is no time, or ``env_backend`` cannot run the environment.
     """
     notes: list[str] = []
+    engine_works = True
 
     def say(line: str) -> None:
         notes.append(line)
@@ -78,6 +84,12 @@ def prepare_calibration(
         calibration = _calibration_here(workload, progress, say, with_env=env_step_s is None)
         if env_backend is not None and env_step_s is None:
             calibration = _with_backend(calibration, workload, env_backend, say)
+        if engine in TIMED_WHERE_NAMED:
+            try:
+                calibration = _with_engine(calibration, workload, str(engine), say)
+            except EngineError as fault:
+                say(f"{fault}: it is dropped")
+                engine_works = False
     else:
         calibration = store.read_calibration(path)
         if calibration.origin == "modelled":
@@ -100,7 +112,7 @@ def prepare_calibration(
             "ratio of their single-thread rates, extrapolated; --env-step-time SECONDS if you "
             "know better"
         )
-    return Prepared(calibration=calibration, notes=tuple(notes))
+    return Prepared(calibration=calibration, notes=tuple(notes), engine_works=engine_works)
 
 
 def _calibration_here(
@@ -142,6 +154,28 @@ def _with_backend(
     say(f"timing {workload.env.id} by the backend {backend}, {_number(workload)} envs")
     cpus = stored.machine.usable_cpus
     return _with(stored, measure_backend(workload.env, backend, (1, _number(workload)), cpus), say)
+
+
+def _with_engine(
+    stored: Calibration, workload: Workload, engine: str, say: Callable[[str], None]
+) -> Calibration:
+    from autoplace.measure.named_engine import engine_tasks, measure_engine  # imports torch
+
+    hyper = workload.hyperparameters
+    tasks = engine_tasks(
+        engine,
+        workload,
+        stored.devices,
+        stored.machine.usable_cpus,
+        minibatch_rows=minibatch_choices(hyper.rollout_rows, hyper.minibatch_rows),
+    )
+    if all(task in stored.by_task for task in tasks):
+        return stored
+    say(
+        f"timing the trainer's steps by the engine {engine} with the network of "
+        f"{workload.env.id}, once: {len(tasks)} steps, some seconds each to make ready"
+    )
+    return _with(stored, measure_engine(tasks), say)
 
 
 def _with(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autoplace.engines import Verdict
 from autoplace.planner.plan import Candidate, Plan
 
 StageKey = tuple[str, str]  # (stage name, lane)
@@ -35,6 +36,7 @@ class RunResult:
         switches: how often it went on under another plan.
         plan: that it followed last, which ``scheme``, ``iteration_s`` and ``stage_s`` are of.
         worker_restarts: workers of the environments that were lost and started anew.
+        engines: what came of each that was compared with the eager one.
     """
 
     scheme: str
@@ -55,6 +57,7 @@ class RunResult:
     switches: int = 0
     plan: Plan | None = None
     worker_restarts: int = 0
+    engines: tuple[Verdict, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; stages are listed with their lane."""
@@ -80,6 +83,7 @@ class RunResult:
             "max_policy_lag": self.max_policy_lag,
             "switches": self.switches,
             "worker_restarts": self.worker_restarts,
+            "engines": [verdict.to_json() for verdict in self.engines],
         }
 
 

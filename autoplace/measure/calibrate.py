@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplace import device
 from autoplace.envs import inspect_env
-from autoplace.errors import DeviceError, UsageError
+from autoplace.errors import DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
 from autoplace.measure.envs import measure_backends
 from autoplace.measure.grid import calibration_tasks
 from autoplace.measure.load import Load, LoadError
+from autoplace.measure.named_engine import engine_tasks, measure_engine
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
 from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
 from autoplace.measure.process_start import PROCESS_START, measure_process_start
@@ -79,6 +81,7 @@ def calibrate(
     budget_s: float = DEFAULT_BUDGET_S,
     quick: bool = False,
     envs: Iterable[EnvSpec | str] = (),
+    engines: Iterable[str] = (),
     progress: Callable[[Progress], None] | None = None,
     clock: device.Clock | None = None,
     machine: Machine | None = None,
@@ -93,6 +96,8 @@ def calibrate(
             two starts of a process.
         quick: time fewer tasks.
         envs: environments whose step times are measured too.
+        engines: those that take long to make ready and are to be timed with the networks of
+            ``envs``, some ten seconds a step.
         progress: called before each task.
         clock: where the time comes from; the real one if ``None``.
         machine: what is known of the machine already; detected if ``None``.
@@ -106,7 +111,9 @@ def calibrate(
         raise UsageError(f"--budget is at least 1 second, got {budget_s:g}: raise it")
     with device.use_clock(clock), device.torch_threads(1):
         specs = tuple(EnvSpec.make(env) if isinstance(env, str) else env for env in envs)
-        return _calibrate(devices, budget_s, quick, specs, progress, machine, sections)
+        return _calibrate(
+            devices, budget_s, quick, specs, tuple(engines), progress, machine, sections
+        )
 
 
 def recalibrate(
@@ -143,6 +150,7 @@ def _calibrate(
     budget_s: float,
     quick: bool,
     envs: Sequence[EnvSpec],
+    named: Sequence[str],
     progress: Callable[[Progress], None] | None,
     machine: Machine | None,
     sections: Collection[str] | None,
@@ -150,7 +158,8 @@ def _calibrate(
     start_s = device.now()
     machine = machine if machine is not None else detect_machine()
     names = _usable_devices(machine, devices)
-    tasks = calibration_tasks(names, machine.usable_cpus, engines=device.cpu_engines(), quick=quick)
+    engines = {name: device.engines_on(name) for name in names}
+    tasks = calibration_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
     learner = None if quick else next(task for task in tasks if task.op == "update")
     long_s = _LONG_SHARE * budget_s
     if sections is not None:
@@ -171,14 +180,31 @@ def _calibrate(
         measurements += measure_backends(env, (1, 8), machine.usable_cpus)
         workload = inspect_env(env).workload(Hyperparameters())
         measurements += measure_own_network(own_network_tasks(workload, names, machine.usable_cpus))
+    more, problems = measure_engines(named, envs, names, machine.usable_cpus)
+    measurements += more
     return Calibration(
         machine=machine,
         measurements=tuple(measurements),
         budget_s=budget_s,
         spent_s=device.now() - start_s,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        warnings=tuple(session.warnings()),
+        warnings=(*session.warnings(), *problems),
     )
+
+
+def measure_engines(
+    engines: Sequence[str], envs: Sequence[EnvSpec], devices: Sequence[str], usable_cpus: int
+) -> tuple[list[Measurement], list[str]]:
+    """Time engines with the networks of environments; one line for each that does not work."""
+    found: list[Measurement] = []
+    problems: list[str] = []
+    for engine, env in itertools.product(engines, envs):
+        workload = inspect_env(env).workload(Hyperparameters())
+        try:
+            found += measure_engine(engine_tasks(engine, workload, devices, usable_cpus))
+        except EngineError as fault:
+            problems.append(f"{fault}: plans do without it")
+    return found, problems
 
 
 def _usable_devices(machine: Machine, devices: Sequence[str] | str) -> tuple[str, ...]:
@@ -227,6 +253,7 @@ class _Session:
         self._sentinel = Sentinel(machine.usable_cpus, budget_s)
         self._load = Load(learner)
         self._no_load = ""  # why no other process can be kept busy
+        self._no_engine: dict[tuple[str, str], str] = {}  # why one cannot run on a device
 
     def close(self) -> None:
         """End the processes that were started."""
@@ -322,6 +349,9 @@ class _Session:
             self._no_load = str(fault)
             if not self._series[task].times_s:
                 self._left_out.append((task, self._no_load))
+        except EngineError as fault:
+            self._no_engine[task.engine, task.device] = str(fault)
+            self._left_out.append((task, str(fault)))
 
     def _run(self, task: Task, time_limit_s: float) -> None:
         probe = build_probe(task)
@@ -339,6 +369,8 @@ class _Session:
         """Why a task is not timed: it would not fit, or a smaller one like it took too long."""
         if task.beside and self._no_load:
             return self._no_load
+        if (task.engine, task.device) in self._no_engine:
+            return self._no_engine[task.engine, task.device]
         if probe_bytes(task) > _MEMORY_SHARE * self._machine.memory_bytes:
             return "it does not fit into memory"
         expected_s = self._expected_s(task)

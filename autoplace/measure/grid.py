@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autoplace.device_names import CPU
-from autoplace.engines import EAGER
+from autoplace.engines import EAGER, passes_engine
 from autoplace.measurement import Task
 from autoplace.workload import NetworkSpec
 
@@ -112,18 +112,20 @@ def calibration_tasks(
     devices: Sequence[str],
     usable_cpus: int,
     *,
-    engines: Sequence[str] = (EAGER,),
+    engines: Mapping[str, Sequence[str]] | None = None,
     quick: bool = False,
 ) -> list[Task]:
     """Every task of a calibration of ``devices`` (the CPU among them), most useful first.
 
-    ``engines`` are those of steps on the CPU, the one to know best last.
+    ``engines`` are those of steps on each device, the one to know best last; eager if not given.
     """
     threads = thread_counts(usable_cpus)
     if quick and len(threads) > 2:
         threads = (threads[0], threads[len(threads) // 2], threads[-1])
     # A device's timings are interleaved with those of the others, family by family.
-    queues = [list(_device_tasks(on, threads, engines, quick)) for on in devices]
+    queues = [
+        list(_device_tasks(on, threads, (engines or {}).get(on, (EAGER,)), quick)) for on in devices
+    ]
     merged = [t for group in itertools.zip_longest(*queues) for t in group if t is not None]
     return list(dict.fromkeys(merged))
 
@@ -133,7 +135,7 @@ def _device_tasks(
 ) -> Iterator[Task]:
     """The tasks of one device: basics first, then real steps, then what refines both."""
     counts = tuple(threads) if on == CPU else (1,)
-    *others, main = engines if on == CPU else (EAGER,)
+    *others, main = engines
     squares = QUICK_SQUARES if quick else SQUARES
     skinny = QUICK_SKINNY if quick else SKINNY
     steps = QUICK_STEPS if quick else STEPS
@@ -164,7 +166,7 @@ def _device_tasks(
         if index == 0:
             if on == CPU and max(counts) > 1:
                 yield from _contended(counts, steps[:1] if quick else steps[:3:2], main)
-            for engine in (main, *others):
+            for engine in dict.fromkeys(passes_engine(e, on) for e in (main, *others)):
                 yield from _once_per_iteration(on, counts, steps, quick, engine)
     for network, rows, batches in () if quick else _spread(_SPREAD):
         for count in dict.fromkeys((counts[0], counts[-1])):

@@ -8,14 +8,19 @@ are timed when a workload names one.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 from autoplace import device
+from autoplace.engines import supports
+from autoplace.errors import EngineError
 from autoplace.measure.grid import thread_counts
 from autoplace.measure.probes import build_probe, policy_step_parts
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Measurement, Task
 from autoplace.workload import Workload
+
+log = logging.getLogger(__name__)
 
 # Rows of a minibatch that are timed where the user names none.
 MINIBATCH_ROWS = (64, 128, 256, 512)
@@ -50,8 +55,10 @@ def own_network_tasks(
     for on in devices:
         for threads in thread_counts(usable_cpus) if on == device.CPU else (1,):
             bare = Task(op="policy_step", device=on, threads=threads, network=network)
-            tasks.append(dataclasses.replace(bare, rows=hyper.num_envs))
-            tasks += [dataclasses.replace(bare, op="update", rows=rows) for rows in sizes]
+            engines = [e for e in device.engines_on(on) if supports(e, is_plain=False)]
+            for step in (dataclasses.replace(bare, engine=engine) for engine in reversed(engines)):
+                tasks.append(dataclasses.replace(step, rows=hyper.num_envs))
+                tasks += [dataclasses.replace(step, op="update", rows=rows) for rows in sizes]
             shape = (hyper.rollout_steps, hyper.num_envs)
             tasks.append(dataclasses.replace(bare, op="gae", shape=shape))
         if on != device.CPU:
@@ -62,9 +69,9 @@ def own_network_tasks(
 def measure_own_network(tasks: Sequence[Task]) -> list[Measurement]:
     """Time trainer-step tasks, for about half a second each."""
     measurements: list[Measurement] = []
-    slowest_s: dict[tuple[str, str, int], float] = {}
+    slowest_s: dict[tuple[str, str, int, str], float] = {}
     for task in tasks:
-        kind = (task.op, task.device, task.threads)
+        kind = (task.op, task.device, task.threads, task.engine)
         if slowest_s.get(kind, 0.0) > _LONGEST_CALL_S:
             continue
         parts = policy_step_parts(task) if task.op == "policy_step" else (task,)
@@ -73,6 +80,9 @@ def measure_own_network(tasks: Sequence[Task]) -> list[Measurement]:
             probe = build_probe(task)
             try:
                 run_probe(probe, series, time_limit_s=_TIME_LIMIT_S, min_samples=_MIN_SAMPLES)
+            except EngineError as fault:
+                log.warning("not timed: %s", fault)
+                continue
             finally:
                 probe.close()
         found = series.measurements()

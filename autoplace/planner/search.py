@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from autoplace.contention import Contention
 from autoplace.cost_model import Z90, Cost, CostModel, fit_cost_model
-from autoplace.engines import EAGER, ENGINES, supports
+from autoplace.engines import EAGER, ENGINES, TIMED_WHERE_NAMED, supports
 from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner import schemes as layouts
@@ -242,12 +242,17 @@ class _Search:
         return narrowed(axes, self._given, hyper.rollout_steps)
 
     def _engines(self, workload: Workload) -> tuple[str, ...]:
-        """Those with timings on the CPU that can run the network."""
-        timed = {m.task.engine for m in self._calibration.measurements if m.task.op == "update"}
-        is_plain = workload.network.is_plain
-        return tuple(e for e in ENGINES if e in timed and supports(e, is_plain=is_plain)) or (
-            EAGER,
-        )
+        """Those that can run the network and were timed with ones like it, or with itself."""
+        network = workload.network
+        steps = [m.task for m in self._calibration.measurements if m.task.op == "update"]
+        like = {task.engine for task in steps if _family(task) == network.family}
+        same = {task.engine for task in steps if task.network == network}
+        return tuple(
+            engine
+            for engine in ENGINES
+            if engine in (same if engine in TIMED_WHERE_NAMED else like)
+            and supports(engine, is_plain=network.is_plain)
+        ) or (EAGER,)
 
     def rank(
         self,
@@ -500,6 +505,10 @@ def _safest_of_equals_first(costed: list[_Costed]) -> list[_Costed]:
     limit = costed[0].score * (1 - SAME_SPEED_FRACTION)
     chosen = min((c for c in costed if c.score >= limit), key=risk)
     return [chosen, *(c for c in costed if c is not chosen)]
+
+
+def _family(task: Task) -> str | None:
+    return None if task.network is None else task.network.family
 
 
 def _runner_up(costed: Sequence[_Costed]) -> _Costed | None:

@@ -46,7 +46,8 @@ class ActorCritic(nn.Module):
     Attributes:
         spec: the sizes.
         normalize_observations: whether observations are standardised (images never are).
-        engine: how passes without gradients are computed, see :mod:`autoplace.engines`.
+        engine: of the placement, see :mod:`autoplace.engines`.
+        engine_here: what that means on the device of this network.
         flat: the buffer behind everything: ``num_trainable`` parameters, then the statistics.
         num_trainable: length of the part of ``flat`` that is learned (with padding).
     """
@@ -74,6 +75,8 @@ class ActorCritic(nn.Module):
         self.num_trainable, size = _buffer_sizes(spec, own)
         self.flat = torch.zeros(size) if flat is None else flat
         assert self.flat.shape == (size,), (self.flat.shape, size)
+        device = self.flat.device.type
+        self.engine_here = engine_on(engine, device, is_plain=spec.is_plain)
 
         views = _Views(self.flat)
         self.own, self.encoder = own, None
@@ -93,7 +96,7 @@ class ActorCritic(nn.Module):
             _move_into(own.buffers(), views, fill=flat is None)
         self.actor_layers = _layers(self.actor)
         self.critic_layers = _layers(self.critic)
-        if engine == NUMPY:
+        if self.engine_here == NUMPY:
             self._host_actor = host_perceptron(self.actor_layers)
             self._host_critic = host_perceptron(self.critic_layers)
         if flat is None:
@@ -104,7 +107,7 @@ class ActorCritic(nn.Module):
         return ActorCritic(
             self.spec,
             normalize_observations=self.normalize_observations,
-            engine=engine_on(self.engine, flat.device.type),
+            engine=self.engine,
             flat=flat,
         )
 
@@ -168,7 +171,7 @@ class ActorCritic(nn.Module):
 
     @property
     def _runs_in_numpy(self) -> bool:
-        return self.engine == NUMPY and not torch.is_grad_enabled()
+        return self.engine_here == NUMPY and not torch.is_grad_enabled()
 
     def _features(self, vector: Tensor | None, images: Sequence[Tensor]) -> Tensor:
         if self.encoder is None:

@@ -14,23 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autoplace.engines import NUMPY
 from autoplace.ppo import numpy_loss
 from autoplace.ppo.batch import Batch
+from autoplace.ppo.engine_updater import EngineUpdater
 from autoplace.ppo.network import ActorCritic, host_perceptron
 from autoplace.ppo.numpy_perceptron import Array
-from autoplace.ppo.update import ADAM_EPS, Updater
+from autoplace.ppo.trial import Hear
+from autoplace.ppo.update import ADAM_EPS
 from autoplace.workload import Hyperparameters
 
 _BETA_1, _BETA_2 = 0.9, 0.999  # Adam's, as torch has them by default
 
 
-class NumpyUpdater(Updater):
+class NumpyUpdater(EngineUpdater):
     """The optimiser and the gradient steps of a network of perceptrons in host memory."""
 
+    engine = NUMPY
+    whole_only = False
+
     def __init__(
-        self, network: ActorCritic, hyperparameters: Hyperparameters, *, minibatch_rows: int
+        self,
+        network: ActorCritic,
+        hyperparameters: Hyperparameters,
+        *,
+        minibatch_rows: int,
+        hear: Hear | None = None,
     ) -> None:
-        super().__init__(network, hyperparameters, minibatch_rows=minibatch_rows)
+        super().__init__(network, hyperparameters, minibatch_rows=minibatch_rows, hear=hear)
         spec = network.spec
         self._learning_rate = hyperparameters.learning_rate
         self._weights = self._flat.detach().numpy()
@@ -40,9 +51,8 @@ class NumpyUpdater(Updater):
         self._critic = host_perceptron(network.critic_layers)
         ends = itertools.accumulate(spec.action_heads or (spec.action_size,), initial=0)
         self._heads = [slice(*pair) for pair in itertools.pairwise(ends)]
-        self.use_moments(torch.zeros_like(self._gradient), torch.zeros_like(self._gradient), 0)
 
-    def minibatch_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
+    def engine_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
         """One gradient step on the rows ``index`` (int64 ``[B]``)."""
         hyper, width = self.hyperparameters, batch.spec.observation_size
         rows = batch.rows.numpy().take(index.numpy(), 0)
@@ -122,7 +132,8 @@ class NumpyUpdater(Updater):
         """
         slope, scratch = self._slope, self._scratch
         first, second = self._first, self._second
-        self._num_steps += 1
+        self._count += 1
+        steps = float(self._count)
         first *= _BETA_1
         first += np.multiply(slope, (1.0 - _BETA_1) * clip, out=scratch)
         second *= _BETA_2
@@ -130,10 +141,10 @@ class NumpyUpdater(Updater):
         scratch *= (1.0 - _BETA_2) * clip * clip
         second += scratch
         np.sqrt(second, out=scratch)
-        scratch *= 1.0 / math.sqrt(1.0 - _BETA_2**self._num_steps)
+        scratch *= 1.0 / math.sqrt(1.0 - _BETA_2**steps)
         scratch += ADAM_EPS
         np.divide(first, scratch, out=scratch)
-        scratch *= self._learning_rate / (1.0 - _BETA_1**self._num_steps)
+        scratch *= self._learning_rate / (1.0 - _BETA_1**steps)
         self._weights -= scratch
 
     # ----------------------------------------------------------------------------------------------
@@ -141,20 +152,11 @@ class NumpyUpdater(Updater):
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use ``learning_rate`` from the next gradient step on."""
+        super().set_learning_rate(learning_rate)
         self._learning_rate = learning_rate
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """Adam's moments and step count; empty before the first gradient step."""
-        if not self._num_steps:
-            return {}
-        return {"step": torch.tensor(float(self._num_steps)), **self._moments}
 
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of :meth:`optimizer_state`."""
-        self.use_moments(state["exp_avg"], state["exp_avg_sq"], int(state["step"]))
-
-    def use_moments(self, first: Tensor, second: Tensor, step: int) -> None:
-        """Let Adam keep its moments in tensors of the caller's, after ``step`` gradient steps."""
-        self._moments = {"exp_avg": first, "exp_avg_sq": second}
-        self._first, self._second = first.numpy(), second.numpy()
-        self._num_steps = step
+        super().load_optimizer_state(state)
+        self._first, self._second = state["exp_avg"].numpy(), state["exp_avg_sq"].numpy()
+        self._count = state["step"].numpy()

@@ -20,9 +20,6 @@ class PolicyStep:
 
     def __init__(self, network: ActorCritic) -> None:
         self._network = network
-        self._continuous = network.spec.continuous
-        self._heads = network.spec.action_heads
-        self._plain = network.spec.is_plain
 
     @torch.inference_mode()
     def __call__(self, observations: Tensor, noise: Tensor, rollout: Rollout, t: int) -> Tensor:
@@ -37,17 +34,22 @@ class PolicyStep:
         Returns:
             The rollout's own row of actions: ``[N]`` or ``[N, H]`` int64, or ``[N, A]`` float32.
         """
-        network = self._network
-        actions = rollout.action_rows[t]
         recorded = rollout.observation_rows[t].copy_(observations)
-        if self._plain:
-            outputs = forward_layers(network.actor_layers, network.normalize(recorded))
-        else:
-            outputs = network.policy(network.normalize(recorded)).clone()
-        if self._continuous:
-            assert network.log_std is not None
-            return torch.addcmul(outputs, noise, network.log_std.exp(), out=actions)
-        noisy = outputs.add_(noise)
-        if self._heads:
-            noisy = by_head(noisy, self._heads)
-        return torch.argmax(noisy, -1, out=actions)
+        return choose_actions(self._network, recorded, noise, rollout.action_rows[t])
+
+
+def choose_actions(
+    network: ActorCritic, observations: Tensor, noise: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Sampled actions for raw observations ``[N, D]``, written to ``out`` where that is given."""
+    spec = network.spec
+    if spec.is_plain:
+        outputs = forward_layers(network.actor_layers, network.normalize(observations))
+    else:
+        outputs = network.policy(network.normalize(observations)).clone()
+    if network.log_std is not None:
+        return torch.addcmul(outputs, noise, network.log_std.exp(), out=out)
+    noisy = outputs.add_(noise)
+    if spec.action_heads:
+        noisy = by_head(noisy, spec.action_heads)
+    return torch.argmax(noisy, -1, out=out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from autoplace.workload import Hyperparameters, minibatch_sizes
 ADAM_EPS = 1e-5  # as in the original PPO code; Adam's default of 1e-8 learns less stably
 
 
+Losses = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]  # of minibatch_losses
 _KL = 3  # place of the KL divergence among the metrics
 
 
@@ -92,7 +93,10 @@ class Updater:
         self._flat.grad = self._gradient
         self._bind_gradients()
         self._metrics = torch.zeros(6, device=weights.device)
-        self._optimizer = make_adam(self._flat, hyperparameters.learning_rate)
+        self._optimizer = self._make_optimizer(hyperparameters.learning_rate)
+
+    def _make_optimizer(self, learning_rate: float) -> torch.optim.Adam:
+        return make_adam(self._flat, learning_rate)
 
     def _bind_gradients(self) -> None:
         """Make each parameter's gradient a view of the flat one, at the parameter's own place."""
@@ -115,6 +119,9 @@ class Updater:
             index: rows of the minibatch.
             measure: whether its loss terms are added to the metrics.
         """
+        self._torch_step(batch, index, measure=measure, losses=minibatch_losses)
+
+    def _torch_step(self, batch: Batch, index: Tensor, *, measure: bool, losses: Losses) -> None:
         hyper = self.hyperparameters
         observations, actions, old_log_probs, advantages, returns = batch.gather(index)
         gathered = [observations, actions, old_log_probs, advantages, returns]
@@ -126,7 +133,8 @@ class Updater:
         terms: tuple[Tensor, ...] = ()
         with self._arithmetic.matmuls():
             for part in _parts(gathered, self._accumulation_steps):
-                found = self._backward(part, len(part[0]) / len(index), measure=measure)
+                share = len(part[0]) / len(index)
+                found = self._backward(part, share, measure=measure, losses=losses)
                 terms = tuple(map(torch.add, terms, found)) if terms else found
         self._arithmetic.unscale(self._optimizer)
         norm = torch.linalg.vector_norm(self._gradient)
@@ -137,38 +145,16 @@ class Updater:
         self._arithmetic.step(self._optimizer)
 
     def _backward(
-        self, part: Sequence[Tensor], share: float, *, measure: bool
+        self, part: Sequence[Tensor], share: float, *, measure: bool, losses: Losses
     ) -> tuple[Tensor, ...]:
         """Add the gradient of ``share`` of a minibatch; its loss terms where they are wanted."""
-        hyper, network = self.hyperparameters, self.network
-        heads = network.spec.action_heads
-        observations, actions, old_log_probs, advantages, returns, *old_values = part
-        outputs, values = self._arithmetic.passes(network, observations)
-        entropy = mean_entropy(outputs, network.log_std, heads) if hyper.entropy_coef else None
-        loss = ppo_loss(
-            log_prob(outputs, network.log_std, actions, heads),
-            old_log_probs,
-            advantages,
-            values,
-            returns,
-            entropy,
-            *old_values,
-            clip_range=hyper.clip_range,
-            value_clip=hyper.value_clip,
-            value_coef=hyper.value_coef,
-            entropy_coef=hyper.entropy_coef,
+        total, terms = losses(
+            self.network, self.hyperparameters, self._arithmetic, part, measure=measure
         )
-        total = loss.total if share == 1.0 else loss.total * share
+        if share != 1.0:
+            total, terms = total * share, tuple(term * share for term in terms)
         self._arithmetic.scale(total).backward()  # type: ignore[no-untyped-call]
-        if not measure:
-            return ()
-        with torch.no_grad():
-            if entropy is None:
-                entropy = mean_entropy(outputs, network.log_std, heads)
-            kl = approximate_kl(loss.ratio, loss.log_ratio)
-            clipped = clip_fraction(loss.ratio, hyper.clip_range)
-            terms = loss.policy, loss.value, entropy, kl, clipped
-            return terms if share == 1.0 else tuple(term * share for term in terms)
+        return terms
 
     def update(
         self, batch: Batch, permutations: Sequence[Tensor], *, learning_rate: float, iteration: int
@@ -248,6 +234,55 @@ class Updater:
     def load_optimizer_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of :meth:`optimizer_state`, from tensors on this network's device."""
         self._optimizer.state[self._flat] = dict(state)
+
+
+def minibatch_losses(
+    network: ActorCritic,
+    hyper: Hyperparameters,
+    arithmetic: Arithmetic,
+    rows: Sequence[Tensor],
+    *,
+    measure: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss of gathered rows, and where they are wanted its terms without their gradients.
+
+    Args:
+        network: that learns.
+        hyper: of the loss.
+        arithmetic: how the passes compute.
+        rows: observations, actions, log-probabilities, advantages, returns and, where values are
+            clipped, the values that acted.
+        measure: whether the terms are wanted.
+
+    Returns:
+        The loss, and policy loss, value loss, entropy, KL divergence and clip fraction.
+    """
+    heads = network.spec.action_heads
+    observations, actions, old_log_probs, advantages, returns, *old_values = rows
+    outputs, values = arithmetic.passes(network, observations)
+    entropy = mean_entropy(outputs, network.log_std, heads) if hyper.entropy_coef else None
+    loss = ppo_loss(
+        log_prob(outputs, network.log_std, actions, heads),
+        old_log_probs,
+        advantages,
+        values,
+        returns,
+        entropy,
+        *old_values,
+        clip_range=hyper.clip_range,
+        value_clip=hyper.value_clip,
+        value_coef=hyper.value_coef,
+        entropy_coef=hyper.entropy_coef,
+    )
+    if not measure:
+        return loss.total, ()
+    with torch.no_grad():
+        if entropy is None:
+            entropy = mean_entropy(outputs, network.log_std, heads)
+        kl = approximate_kl(loss.ratio, loss.log_ratio)
+        clipped = clip_fraction(loss.ratio, hyper.clip_range)
+        terms = loss.policy, loss.value, entropy, kl, clipped
+        return loss.total, tuple(term.detach() for term in terms)
 
 
 def make_adam(parameter: torch.nn.Parameter, learning_rate: float) -> torch.optim.Adam:

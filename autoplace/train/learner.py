@@ -16,6 +16,7 @@ from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_updater
+from autoplace.ppo.trial import Hear
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.stage_timer import StageTimer
 from autoplace.workload import Hyperparameters
@@ -78,6 +79,7 @@ class Learner:
         device: str,
         threads: int,
         timer: StageTimer,
+        hear: Hear | None = None,
     ) -> None:
         self.network = network
         self.device = device
@@ -87,6 +89,7 @@ class Learner:
             minibatch_rows=minibatch_rows,
             precision=precision,
             accumulation_steps=accumulation_steps,
+            hear=hear,
         )
         self.reward_normalizer = (
             RewardNormalizer(

@@ -20,6 +20,7 @@ from torch import Tensor
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
 from autoplace.device_names import CPU, is_accelerator
+from autoplace.engines import Verdict
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
@@ -42,7 +43,7 @@ class Job:
         accumulation_steps: backward passes that make one gradient step.
         device: where it learns.
         threads: intra-op threads of torch.
-        engine: of the learner's steps.
+        engine: of the placement.
         normalize_observations: whether the network standardises observations.
         max_policy_lag: how many updates old the weights may be that sampled a rollout.
         state: the shared state.
@@ -98,11 +99,13 @@ class Answer:
     Attributes:
         update: what the update said.
         stage_s: seconds of the learner's stages.
+        verdicts: on engines that were tried.
         error: what went wrong instead, with its traceback.
     """
 
     update: UpdateStats | None = None
     stage_s: dict[Key, float] | None = None
+    verdicts: tuple[Verdict, ...] = ()
     error: tuple[BaseException, str] | None = None
 
 
@@ -158,6 +161,7 @@ class _Server:
         self._is_remote = is_accelerator(job.device)
         self._shared = job.state
         self._timer = StageTimer()
+        self._verdicts: list[Verdict] = []
         for tensor in (job.state, *job.permutations, *(t for r in job.rollouts for t in r)):
             devices.page_lock(tensor, job.device)
         self._state = (
@@ -176,6 +180,7 @@ class _Server:
             device=job.device,
             threads=job.threads,
             timer=self._timer,
+            hear=self._verdicts.append,
         )
         self._learner.reward_normalizer = views.reward_normalizer
         self._moments = views.moments
@@ -218,7 +223,8 @@ class _Server:
             # device -> host, once an iteration; a blocking copy is its own wait
             self._shared.copy_(self._state)
             self._timer.add("weights_to_host", "learner", now() - start_s)
-        return Answer(update=update, stage_s=self._timer.take())
+        verdicts, self._verdicts[:] = tuple(self._verdicts), []
+        return Answer(update=update, stage_s=self._timer.take(), verdicts=verdicts)
 
     def _keep(self, version: int) -> None:
         """Keep the weights as they are, for the rollouts that they sample."""

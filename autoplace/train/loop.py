@@ -21,6 +21,7 @@ from autoplace.store import RunDir
 from autoplace.train.callbacks import Callback
 from autoplace.train.checkpoint import Checkpoint
 from autoplace.train.draws import Draws
+from autoplace.train.engine_log import EngineLog
 from autoplace.train.interrupt import StopRequest, StopRequested, stop_on_signals
 from autoplace.train.run import Run
 from autoplace.train.schemes import Setup, make_scheme
@@ -154,6 +155,7 @@ class Loop:
         self.run = run
         self._worker_deadline_s = worker_deadline_s
         self._restarts = restarts  # of every layout
+        self._engines = EngineLog()  # likewise
         self.num_iterations = run.num_iterations
         self._stop = stop
         self._resources = resources  # of the present layout
@@ -188,6 +190,7 @@ class Loop:
             stop=self._stop,
             worker_deadline_s=self._worker_deadline_s,
             restarts=self._restarts,
+            engines=self._engines,
         )
         scheme = make_scheme(plan.scheme, setup)
         if saved is not None:

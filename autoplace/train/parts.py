@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from autoplace.engines import Verdict
 from autoplace.ppo.rollout import Rollout
 from autoplace.train.stage_timer import Key
 
@@ -27,6 +28,7 @@ class Part:
         final_observations: ``[F, D]``, in which each of those ended.
         valid_index: the rows ``t n + env`` that are transitions, ``None`` where all are.
         stage_s: seconds of the sampler's stages.
+        verdicts: on engines that were tried.
     """
 
     iteration: int
@@ -35,6 +37,7 @@ class Part:
     final_observations: np.ndarray
     valid_index: np.ndarray | None = None
     stage_s: dict[Key, float] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
 
 
 def merge(parts: Sequence[Part], rollout: Rollout) -> None:

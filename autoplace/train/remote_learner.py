@@ -18,7 +18,6 @@ from torch import Tensor
 from autoplace import device as devices
 from autoplace.device import now
 from autoplace.device_names import CPU
-from autoplace.engines import engine_on
 from autoplace.envs.workers import START_DEADLINE_S
 from autoplace.errors import RunError
 from autoplace.ppo.rollout import Rollout
@@ -76,6 +75,7 @@ class RemoteLearner:
         network, hyper, placement = setup.network, setup.hyperparameters, setup.placement
         size, device = StateViews.size(network, hyper), placement.learn_device
         self._timer, self._threads = setup.timer, placement.sample_threads
+        self._engines = setup.engines
         self._handoff_lane = handoff_lane
         self._deadline_s = setup.worker_deadline_s or HUNG_AFTER_S
         self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
@@ -105,7 +105,7 @@ class RemoteLearner:
             accumulation_steps=placement.accumulation_steps,
             device=device,
             threads=placement.learn_threads,
-            engine=engine_on(network.engine, device),
+            engine=network.engine,
             normalize_observations=network.normalize_observations,
             max_policy_lag=max_policy_lag,
             state=self._shared,
@@ -215,6 +215,8 @@ class RemoteLearner:
             self._held.copy_(self._shared)
         self.version += 1
         self.updater.num_steps += answer.update.num_minibatches
+        for verdict in answer.verdicts:
+            self._engines.hear(verdict)
         for (name, lane), seconds in answer.stage_s.items():
             self._timer.add(name, lane, seconds)
         self._timer.add("handoff", self._handoff_lane, now() - start_s)

@@ -209,6 +209,7 @@ class Run:
             switches=self.switches,
             plan=self._plan,
             worker_restarts=self._setup.restarts.count,
+            engines=tuple(self._setup.engines.verdicts),
         )
         if self._run_dir is not None:
             files.write_json_atomic(self._run_dir.result_path, result.to_json())

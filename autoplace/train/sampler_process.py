@@ -24,6 +24,7 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
+from autoplace.engines import Verdict
 from autoplace.envs import Step, VectorEnv, make_vector_env
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.rollout import Rollout
@@ -53,7 +54,7 @@ class SamplerJob:
         is_restarted: whether it takes the place of a sampler that was lost.
         max_policy_lag: how many updates old the weights may be.
         spec: of the network.
-        engine: of the policy step.
+        engine: of the placement.
         normalize_observations: whether the network standardises observations.
         weights: ``[max_policy_lag + 1, P]``, shared.
         rollouts: (observations, actions, outcomes) of each buffer, shared.
@@ -158,7 +159,11 @@ class _Sampler:
         plain = ActorCritic(
             job.spec, normalize_observations=job.normalize_observations, engine=job.engine
         )
-        self._policy_steps = [make_policy_step(plain.over(row)) for row in job.weights.unbind(0)]
+        self._verdicts: list[Verdict] = []
+        self._policy_steps = [
+            make_policy_step(plain.over(row), self._verdicts.append)
+            for row in job.weights.unbind(0)
+        ]
         self._timer = StageTimer()
         stop = _Heartbeat(job)
         self._rollouts = []
@@ -190,6 +195,7 @@ class _Sampler:
         noise = job.draws.noise(iteration)[:, job.start : job.stop]
         policy_step = self._policy_steps[self._version % len(self._policy_steps)]
         self._samplers[buffer].sample(policy_step, noise)
+        verdicts, self._verdicts[:] = tuple(self._verdicts), []
         valid, start_s = rollout.valid_index, now()
         self._parts.put(
             Part(
@@ -199,6 +205,7 @@ class _Sampler:
                 final_observations=rollout.final_observations.numpy(),
                 valid_index=None if valid is None else valid.numpy(),
                 stage_s=self._timer.take(),
+                verdicts=verdicts,
             )
         )
         self._timer.add("handoff", "sampler", now() - start_s)  # keeps the next part waiting

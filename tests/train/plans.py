@@ -17,6 +17,7 @@ def make_plan(
     rows=None,
     workers=0,
     lag=0,
+    engine="eager",
     **hyper,
 ):
     """A plan for a small workload; ``hyper`` changes the hyperparameters."""
@@ -32,6 +33,7 @@ def make_plan(
         num_envs=hyperparameters.num_envs,
         num_workers=workers,
         max_policy_lag=lag,
+        engine=engine,
     )
     stages = tuple(
         Stage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from autoplace.engines import PRECISIONS, engine_on
+from autoplace.engines import PRECISIONS, engine_on, passes_engine
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.base import Work
@@ -37,7 +37,9 @@ def per_step(op: str, workload: Workload, placement: Placement, *, rows: int = 0
         threads=placement.sample_threads,
         network=workload.network,
         rows=rows or math.ceil(placement.num_envs / placement.num_groups),
-        engine=engine_on(placement.engine, placement.sample_device),
+        engine=engine_on(
+            placement.engine, placement.sample_device, is_plain=workload.network.is_plain
+        ),
     )
     return Work(name=op, lane="sampler", calls=calls, parts=((task, calls),))
 
@@ -50,7 +52,9 @@ def gae(workload: Workload, placement: Placement) -> Work:
         threads=placement.learn_threads,
         shape=(workload.hyperparameters.rollout_steps, placement.num_envs),
         network=workload.network,
-        engine=engine_on(placement.engine, placement.learn_device),
+        engine=passes_engine(
+            placement.engine, placement.learn_device, is_plain=workload.network.is_plain
+        ),
     )
     return Work(name="gae", lane="learner", calls=1, parts=((task, 1),))
 
@@ -76,7 +80,9 @@ def update(workload: Workload, placement: Placement) -> Work:
                 threads=placement.learn_threads,
                 network=workload.network,
                 rows=rows,
-                engine=engine_on(placement.engine, placement.learn_device),
+                engine=engine_on(
+                    placement.engine, placement.learn_device, is_plain=workload.network.is_plain
+                ),
                 dtype=PRECISIONS[placement.precision],
             ),
             float(hyper.epochs * count),

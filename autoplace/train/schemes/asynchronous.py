@@ -82,6 +82,8 @@ class AsyncScheme:
             rollout.outcomes.numpy(), None if valid is None else valid.numpy()
         )
         self._versions = tuple(part.version for part in parts)
+        for verdict in (verdict for part in parts for verdict in part.verdicts):
+            self._setup.engines.hear(verdict)
         self._add_stages(parts)
 
     def learn(

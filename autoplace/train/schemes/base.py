@@ -17,6 +17,7 @@ from autoplace.planner.plan import Placement
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.draws import Draws
+from autoplace.train.engine_log import EngineLog
 from autoplace.train.interrupt import StopRequest
 from autoplace.train.learner import Learned, Learner
 from autoplace.train.stage_timer import StageTimer
@@ -42,6 +43,7 @@ class Setup:
         worker_deadline_s: how long any other process may be silent until it counts as hung, where
             that is not left to each kind of them.
         restarts: what becomes of a worker of the environments that is lost, and what became.
+        engines: told what came of every engine that was tried.
     """
 
     placement: Placement
@@ -57,6 +59,7 @@ class Setup:
     stop: StopRequest = field(default_factory=StopRequest)
     worker_deadline_s: float | None = None
     restarts: Restarts = field(default_factory=Restarts)
+    engines: EngineLog = field(default_factory=EngineLog)
 
     def make_envs(self) -> VectorEnv:
         """All environments behind one interface, still to be reset.
@@ -88,6 +91,7 @@ class Setup:
             device=placement.learn_device,
             threads=placement.learn_threads,
             timer=self.timer,
+            hear=self.engines.hear,
         )
 
 

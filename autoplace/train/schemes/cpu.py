@@ -21,7 +21,7 @@ class CpuScheme(InTurn):
             setup.network.spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs
         )
         self._sampler = HostSampler.of(setup, self._envs, self._rollout)
-        self._policy_step = make_policy_step(setup.network)
+        self._policy_step = make_policy_step(setup.network, setup.engines.hear)
         self.learner = setup.make_learner(setup.network)
 
     def sample(self, iteration: int) -> None:

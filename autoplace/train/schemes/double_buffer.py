@@ -47,7 +47,7 @@ class DoubleBufferScheme:
         ]
         self._envs = setup.make_envs()
         self.learner = RemoteLearner(setup, rollouts, max_policy_lag=1)
-        self._policy_step = make_policy_step(self.learner.network)
+        self._policy_step = make_policy_step(self.learner.network, setup.engines.hear)
         self._samplers = [HostSampler.of(setup, self._envs, rollout) for rollout in rollouts]
         self._buffer = 0  # the one that is being filled
         self._version = 0  # of the weights that fill it

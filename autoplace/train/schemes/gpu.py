@@ -12,8 +12,8 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
-from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import make_policy_step
 from autoplace.train.sampler import VectorSteps
 from autoplace.train.schemes.base import Completed, InTurn, Setup
 
@@ -49,7 +49,7 @@ class GpuScheme(InTurn):
         ]
         flat = setup.network.flat.to(self._device)  # host -> device, once a run
         self.learner = setup.make_learner(setup.network.over(flat))
-        self._policy_step = PolicyStep(self.learner.network)
+        self._policy_step = make_policy_step(self.learner.network, setup.engines.hear)
 
     def sample(self, iteration: int) -> None:
         """Fill the rollout, one round trip to the device per vector step and group.

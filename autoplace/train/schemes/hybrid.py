@@ -37,7 +37,7 @@ class HybridScheme(InTurn):
         flat = devices.host_empty(setup.network.flat.shape, pinned_for=self._device)
         self._sampling_network = setup.network.over(flat.copy_(setup.network.flat))
         self._sampler = HostSampler.of(setup, self._envs, self._host)
-        self._policy_step = make_policy_step(self._sampling_network)
+        self._policy_step = make_policy_step(self._sampling_network, setup.engines.hear)
         learned = setup.network.flat.to(self._device)  # host -> device, once a run
         self.learner = setup.make_learner(setup.network.over(learned))
 
