@@ -57,6 +57,8 @@ class Checkpoint:
         network: weights and observation statistics by name, as ``ActorCritic.state_dict`` has them.
         optimizer: Adam's moments and step count.
         reward_state: of the reward normaliser, ``None`` where there is none.
+        previous: the network's buffer before the last update, which samples the next rollout;
+            ``None`` where the network itself does.
     """
 
     workload: Workload
@@ -64,6 +66,7 @@ class Checkpoint:
     network: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     reward_state: Tensor | None
+    previous: Tensor | None = None
 
     def build_network(self, engine: str = EAGER) -> ActorCritic:
         """The network on the host, with its weights and statistics."""
@@ -89,7 +92,7 @@ class Checkpoint:
 
 def take_checkpoint(workload: Workload, learner: Learned, progress: Progress) -> dict[str, Any]:
     """All of a run whose weights are sound, on the host; later updates leave it as it is."""
-    normalizer = learner.reward_normalizer
+    normalizer, previous = learner.reward_normalizer, learner.previous
     # device -> host, once a checkpoint. Clones: the parameters are views, and a view would drag
     # its whole buffer along.
     return {
@@ -99,6 +102,7 @@ def take_checkpoint(workload: Workload, learner: Learned, progress: Progress) ->
         "network": _on_host(learner.network.state_dict()),
         "optimizer": _on_host(learner.updater.optimizer_state()),
         "reward_state": None if normalizer is None else normalizer.state.cpu().clone(),
+        "previous": None if previous is None else previous.cpu().clone(),
     }
 
 
@@ -171,6 +175,7 @@ def parse_checkpoint(data: dict[str, Any]) -> Checkpoint:
         network=data["network"],
         optimizer=data["optimizer"],
         reward_state=data["reward_state"],
+        previous=data.get("previous"),
     )
 
 

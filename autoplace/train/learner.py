@@ -58,6 +58,11 @@ class Learned(Protocol):
         ...
 
     @property
+    def previous(self) -> Tensor | None:
+        """The network's buffer before the last update, where that samples the next rollout."""
+        ...
+
+    @property
     def is_in_place(self) -> bool:
         """Whether an update that is under way has changed these already."""
         ...
@@ -67,6 +72,7 @@ class Learner:
     """A network and what it learns with: optimiser, reward statistics, and the two stages."""
 
     is_in_place = True
+    previous: Tensor | None = None  # sampling waits for the update
 
     def __init__(
         self,

@@ -79,6 +79,7 @@ class Order:
         finals: index and observations of truncated episodes, ``None`` where there are none.
         valid_index: rows that are transitions, ``None`` where all are.
         num_steps: gradient steps so far, where the state is new to the learner.
+        previous: the network's buffer one version before, where that is new to it too.
         sent_s: when it was sent.
     """
 
@@ -89,6 +90,7 @@ class Order:
     finals: tuple[np.ndarray, np.ndarray] | None
     valid_index: np.ndarray | None
     num_steps: int | None
+    previous: np.ndarray | None
     sent_s: float
 
 
@@ -209,6 +211,9 @@ class _Server:
                 self._state.copy_(self._shared)  # host -> device, once a run
             learning.updater.use_moments(*self._moments, order.num_steps)
             self._keep(order.iteration - 1)
+            if order.previous is not None:
+                kept = self._versions[(order.iteration - 2) % len(self._versions)]
+                kept.flat.copy_(torch.from_numpy(order.previous))
         rollout, permutations = self._bring(order)
         update = learning.learn(
             rollout,

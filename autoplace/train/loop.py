@@ -183,6 +183,7 @@ class Loop:
             env_seeds=spawn_seeds(progress.seed, hyper.num_envs, stream=progress.iteration),
             draws=Draws(workload, progress.seed),
             network=network,
+            previous=None if saved is None else saved.previous,
             iterations=range(progress.iteration, self.num_iterations),
             episodes=EpisodeTracker(hyper.num_envs, progress.recent_episodes),
             resources=self._resources,

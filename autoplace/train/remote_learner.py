@@ -52,6 +52,7 @@ class RemoteLearner:
         network: over the held state.
         device: where the held state is.
         version: of the held weights: how many updates of the run made them.
+        previous: the network's buffer one version before, ``None`` where there was none.
     """
 
     is_in_place = False
@@ -86,6 +87,7 @@ class RemoteLearner:
         self.network = views.network
         self.network.flat.copy_(network.flat)
         self.version = self._first_version = setup.iterations.start
+        self.previous = setup.previous if max_policy_lag else None
         self.reward_normalizer = views.reward_normalizer
         self.updater = HeldOptimizer(*views.moments)
         self._permutations = tuple(
@@ -153,6 +155,9 @@ class RemoteLearner:
                 finals=finals,
                 valid_index=None if valid is None else valid.numpy(),
                 num_steps=self.updater.num_steps if self._is_new else None,
+                previous=self.previous.numpy()
+                if self._is_new and self.previous is not None
+                else None,
                 sent_s=self._in_flight.sent_s,
             )
         )
@@ -212,6 +217,9 @@ class RemoteLearner:
         start_s = now()
         assert answer.update is not None and answer.stage_s is not None
         with devices.torch_threads(self._threads):
+            if self.previous is None:
+                self.previous = torch.empty_like(self.network.flat)
+            self.previous.copy_(self.network.flat)
             self._held.copy_(self._shared)
         self.version += 1
         self.updater.num_steps += answer.update.num_minibatches

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
@@ -19,7 +20,6 @@ from autoplace.envs.make import registered_spec
 from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.workers import DEADLINE_S, START_DEADLINE_S, pickled
 from autoplace.errors import EnvError, UsageError
-from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.rollout import Rollout
 from autoplace.processes import ChildProcess, describe_exit, exit_hint, raise_packed
 from autoplace.train.parts import Part
@@ -96,12 +96,13 @@ class SamplerPool:
         workers: the processes and their channels.
     """
 
-    def __init__(self, setup: Setup, rollouts: Sequence[Rollout]) -> None:
+    def __init__(self, setup: Setup, rollouts: Sequence[Rollout], oldest: int) -> None:
         """Start them; they end with the run's resources.
 
         Args:
             setup: of the run.
             rollouts: as many as versions of the weights are kept, in shared memory.
+            oldest: version of the weights that may act.
 
         Raises:
             UsageError: the number of workers does not divide that of the environments, or these
@@ -128,7 +129,8 @@ class SamplerPool:
         self._restarts = setup.restarts
         self._iterations = setup.iterations
         self._max_lag = len(rollouts) - 1
-        self._newest = setup.iterations.start - 1  # version that the workers were told of
+        self._oldest = oldest
+        self._newest = oldest - 1  # version that the workers were told of
         self._deadline_s = setup.worker_deadline_s or DEADLINE_S
         self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
         self._memory: MemoryWatch | None = None  # once all have started
@@ -151,6 +153,7 @@ class SamplerPool:
                 begins_at=setup.iterations.start,
                 is_restarted=False,
                 max_policy_lag=self._max_lag,
+                oldest=oldest,
                 spec=network.spec,
                 engine=network.engine,
                 normalize_observations=network.normalize_observations,
@@ -161,9 +164,9 @@ class SamplerPool:
             )
             self.workers.append(_Worker(job, w))
 
-    def publish(self, version: int, network: ActorCritic) -> None:
-        """Let the samplers act by weights that ``version`` updates have made."""
-        self._weights[version % len(self._weights)].copy_(network.flat)
+    def publish(self, version: int, flat: Tensor) -> None:
+        """Let the samplers act by the buffer of a network that ``version`` updates have made."""
+        self._weights[version % len(self._weights)].copy_(flat)
         self._newest = version
         for worker in self.workers:
             if self._may_work(worker):
@@ -218,7 +221,7 @@ class SamplerPool:
         following = worker.next_iteration
         if following not in self._iterations:
             return False
-        return max(self._iterations.start, following - self._max_lag) <= self._newest
+        return max(self._oldest, following - self._max_lag) <= self._newest
 
     def _receive(self, worker: _Worker) -> bool:
         before = worker.next_iteration

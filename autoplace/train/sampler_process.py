@@ -53,6 +53,7 @@ class SamplerJob:
         begins_at: the first of them that it samples.
         is_restarted: whether it takes the place of a sampler that was lost.
         max_policy_lag: how many updates old the weights may be.
+        oldest: version of the weights that may act.
         spec: of the network.
         engine: of the placement.
         normalize_observations: whether the network standardises observations.
@@ -72,6 +73,7 @@ class SamplerJob:
     begins_at: int
     is_restarted: bool
     max_policy_lag: int
+    oldest: int
     spec: NetworkSpec
     engine: str
     normalize_observations: bool
@@ -216,7 +218,7 @@ class _Sampler:
         Now and then, where a sampler pauses for long between two parts, the learner is through with
         the rollout just completed. A bound of 1 would allow both versions then, and chance choose.
         """
-        first, lag = self._job.iterations.start, self._job.max_policy_lag
+        oldest, lag = self._job.oldest, self._job.max_policy_lag
         start_s = now()
         try:
             while True:
@@ -224,9 +226,9 @@ class _Sampler:
         except queue.Empty:
             pass
         self._timer.add("handoff", "sampler", now() - start_s)
-        while self._newest < max(first, iteration - lag):
+        while self._newest < max(oldest, iteration - lag):
             self._receive()
-        self._version = min(self._newest, max(first, iteration - min(1, lag)))
+        self._version = min(self._newest, max(oldest, iteration - min(1, lag)))
 
     def _receive(self, timeout_s: float | None = None) -> None:
         version = self._versions.get(timeout=timeout_s)

@@ -45,16 +45,29 @@ def test_a_resumed_run_goes_on_with_step_count_learning_rate_and_statistics(tmp_
     assert load_checkpoint(tmp_path).progress.wall_s > saved.progress.wall_s
 
 
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        ("cpu", {}),
+        ("cpu", {"engine": "numpy"}),
+        ("double-buffer", {"lag": 1}),
+        ("double-buffer", {"lag": 1, "engine": "numpy"}),
+        ("async", {"lag": 1, "workers": 2}),
+    ],
+)
 def test_where_environments_have_no_memory_a_resumed_run_repeats_the_whole_one_to_the_bit(
-    tmp_path,
+    scheme, options, tmp_path
 ):
-    plan = make_plan(register("Stateless", Stateless), normalize_rewards=True)
+    env = register("Stateless", Stateless)
+    plan = make_plan(env, scheme=scheme, normalize_rewards=True, **options)
     whole = Listener()
     train(plan, total_steps=160, seed=5, callbacks=[whole])
     stopped(tmp_path, plan, seed=5)
     rest = Listener()
     train(plan, total_steps=160, seed=5, run_dir=tmp_path, resume=True, callbacks=[rest])
     assert torch.equal(rest.flat, whole.flat)
+    lags = [[report.policy_lag for report in run.reports] for run in (whole, rest)]
+    assert lags[1] == lags[0][2:]
 
 
 def test_a_resumed_run_resets_its_environments_with_seeds_not_used_before(tmp_path):

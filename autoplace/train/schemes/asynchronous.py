@@ -14,8 +14,8 @@ corrects for the difference.
     learner             | update 0 | update 1 | ...
 
 A sampler begins part ``k`` when it is through with part ``k - 1``, before ``W(k)`` can have been
-learned from that. So the lag is at least 1, except in the first rollout, and where 0 is all that is
-allowed. With a bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is
+learned from that. So the lag is at least 1, except in the first rollout of a run, and where 0 is all
+that is allowed. With a bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is
 learned is what ``double-buffer`` learns. With a higher one samplers work ahead, which evens out
 rollouts that take some longer than others, and which weights act follows from how long everything
 took. A sampler that was lost and is started anew samples its part again, in new episodes, and loses
@@ -58,7 +58,9 @@ class AsyncScheme:
             )
             for _ in range(placement.max_policy_lag + 1)
         ]
-        self._pool = SamplerPool(setup, self._rollouts)
+        keeps_previous = setup.previous is not None and placement.max_policy_lag > 0
+        oldest = setup.iterations.start - keeps_previous
+        self._pool = SamplerPool(setup, self._rollouts, oldest)
         self.learner = RemoteLearner(
             setup,
             self._rollouts,
@@ -70,7 +72,9 @@ class AsyncScheme:
 
     def start(self) -> None:
         """Let the samplers begin; they reset their environments as soon as they have them."""
-        self._pool.publish(self.learner.version, self.learner.network)
+        if self.learner.previous is not None:
+            self._pool.publish(self.learner.version - 1, self.learner.previous)
+        self._pool.publish(self.learner.version, self.learner.network.flat)
 
     def sample(self, iteration: int) -> None:
         """Wait for all parts of the rollout."""
@@ -147,7 +151,7 @@ class AsyncScheme:
         completed = self.learner.take()
         if completed is not None:
             self._completed = completed
-            self._pool.publish(self.learner.version, self.learner.network)
+            self._pool.publish(self.learner.version, self.learner.network.flat)
 
     def _add_stages(self, parts: list[Part]) -> None:
         """Account for the samplers' stages: the mean over them all."""

@@ -35,6 +35,8 @@ class Setup:
         env_seeds: one per environment, for its first reset.
         draws: all other randomness.
         network: on the host; the weights that the run starts from.
+        previous: its buffer before the last update, where the first rollout is to be sampled by
+            that and sides overlap.
         iterations: those that this call is to complete, counted from 0.
         episodes: told of every vector step.
         resources: closed when the run ends, however it does, the latest first.
@@ -59,6 +61,7 @@ class Setup:
     stop: StopRequest = field(default_factory=StopRequest)
     worker_deadline_s: float | None = None
     restarts: Restarts = field(default_factory=Restarts)
+    previous: Tensor | None = None
     engines: EngineLog = field(default_factory=EngineLog)
 
     def make_envs(self) -> VectorEnv:

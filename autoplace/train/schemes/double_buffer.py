@@ -3,7 +3,8 @@
 With ``W(k)`` the weights after ``k`` updates and rollouts counted from 0, rollout ``k`` is sampled
 with ``W(k - 1)`` (the first with ``W(0)``) while update ``k`` makes ``W(k)`` out of rollout
 ``k - 1``; then both wait for each other and hand over. So learning on rollout ``k`` starts from
-``W(k)``: a policy lag of exactly one iteration. Log-probabilities and values are those of the
+``W(k)``: a policy lag of exactly one iteration. A run that is resumed after update ``k`` samples
+rollout ``k`` anew, with the same ``W(k - 1)``. Log-probabilities and values are those of the
 weights that acted, and PPO's ratio corrects for the difference.
 
     sampler   | rollout 0 | rollout 1 | rollout 2 | ...
@@ -21,7 +22,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.steps import make_policy_step
+from autoplace.ppo.steps import Act, make_policy_step
 from autoplace.train.remote_learner import RemoteLearner
 from autoplace.train.sampler import HostSampler
 from autoplace.train.schemes.base import Completed, Setup
@@ -51,6 +52,10 @@ class DoubleBufferScheme:
         self._samplers = [HostSampler.of(setup, self._envs, rollout) for rollout in rollouts]
         self._buffer = 0  # the one that is being filled
         self._version = 0  # of the weights that fill it
+        self._previous_step: Act | None = None  # acts in the first rollout of a resumed run
+        if self.learner.previous is not None:
+            previous = setup.network.over(self.learner.previous)
+            self._previous_step = make_policy_step(previous, setup.engines.hear)
 
     def start(self) -> None:
         """Reset the environments."""
@@ -58,8 +63,11 @@ class DoubleBufferScheme:
 
     def sample(self, iteration: int) -> None:
         """Fill the rollout that the learner is not working on."""
-        self._version = self.learner.version
-        self._samplers[self._buffer].sample(self._policy_step, self._draws.noise(iteration))
+        self._version, step = self.learner.version, self._policy_step
+        if self._previous_step is not None:
+            self._version, step = self._version - 1, self._previous_step
+        self._samplers[self._buffer].sample(step, self._draws.noise(iteration))
+        self._previous_step = None
 
     def learn(
         self, permutations: Tensor, *, learning_rate: float, iteration: int
