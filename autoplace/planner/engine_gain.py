@@ -1,29 +1,33 @@
-"""Whether an engine that takes long to make ready pays for itself over a run."""
+"""What an engine takes once before it runs, and whether that pays over a run."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from autoplace.engines import TIMED_WHERE_NAMED
 from autoplace.measurement import Calibration
-from autoplace.planner.plan import Plan
+from autoplace.planner.plan import Candidate, Placement
 from autoplace.units import format_seconds
+from autoplace.workload import NetworkSpec
 
 
-def setup_s(calibration: Calibration, plan: Plan) -> float:
-    """Seconds that the plan's engine takes once, before it runs the plan's network."""
-    placement, network = plan.placement, plan.workload.network
-    on = {placement.sample_device, placement.learn_device}
-    times: dict[str, float] = {}
-    for measurement in calibration.measurements:
-        task = measurement.task
-        if (
-            task.op == "engine_setup"
-            and task.network == network
-            and task.engine == placement.engine
-            and task.device in on
-        ):
-            times[task.device] = max(times.get(task.device, 0.0), measurement.median_s)
-    return sum(times.values())
+def setup_s(calibration: Calibration, placement: Placement, network: NetworkSpec) -> float:
+    """Seconds that the engine of a placement takes once, before it runs a network.
+
+    What another network took, where that one was never timed.
+    """
+    if placement.engine not in TIMED_WHERE_NAMED:
+        return 0.0
+    timed = [
+        m
+        for m in calibration.measurements
+        if m.task.op == "engine_setup" and m.task.engine == placement.engine
+    ]
+    of_network = [m for m in timed if m.task.network == network] or timed
+    return sum(
+        max((m.median_s for m in of_network if m.task.device == on), default=0.0)
+        for on in {placement.sample_device, placement.learn_device}
+    )
 
 
 def without_engine(calibration: Calibration, engine: str) -> Calibration:
@@ -32,24 +36,25 @@ def without_engine(calibration: Calibration, engine: str) -> Calibration:
     return dataclasses.replace(calibration, measurements=kept)
 
 
-def why_it_costs_more(
-    calibration: Calibration, plan: Plan, instead: Plan, total_steps: int
-) -> str | None:
-    """One line where a plan's engine takes more once than it saves over a run; else ``None``.
+def why_it_costs_more(candidate: Candidate, instead: Candidate) -> str | None:
+    """One line where a candidate's engine does not pay over its run; else ``None``.
 
     Args:
-        calibration: with what the engine takes once.
-        plan: with the engine.
+        candidate: with the engine.
         instead: the best one without it.
-        total_steps: env steps of the run.
     """
-    once_s = setup_s(calibration, plan)
-    saved_s = total_steps * (1 / instead.chosen.env_steps_per_s - 1 / plan.chosen.env_steps_per_s)
-    if saved_s > once_s:
+    if candidate.score > instead.score:
         return None
-    engine = plan.placement.engine
-    gain = f"saves {format_seconds(saved_s)}" if saved_s > 0 else "saves nothing"
-    return (
-        f"engine {engine} is dropped: it takes {format_seconds(once_s)} once and {gain} over "
-        f"{total_steps:,} env steps, the {instead.placement.engine} engine runs instead"
-    )
+    assert candidate.placement is not None and instead.placement is not None
+    engine, other = candidate.placement.engine, instead.placement.engine
+    if candidate.total_steps is None or candidate.env_steps_per_s <= instead.env_steps_per_s:
+        why = "it is no faster"
+    else:
+        saved_s = candidate.total_steps * (
+            1 / instead.env_steps_per_s - 1 / candidate.env_steps_per_s
+        )
+        why = (
+            f"it takes {format_seconds(candidate.one_off_s)} once and saves "
+            f"{format_seconds(saved_s)} over {candidate.total_steps:,} env steps"
+        )
+    return f"engine {engine} is dropped, the {other} engine runs instead: {why}"

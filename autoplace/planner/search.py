@@ -29,12 +29,13 @@ from autoplace.planner.choices import (
     sampler_counts,
     transfer_intervals,
 )
+from autoplace.planner.engine_gain import setup_s
 from autoplace.planner.flips import Change, Choice, few_placements, find_flips
 from autoplace.planner.memory import Limits, too_large
 from autoplace.planner.plan import Candidate, Flip, Placement, Plan, Stage, start_share
 from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
 from autoplace.planner.schemes import Axes, Key, Scheme, Span, Timing, Work
-from autoplace.workload import Workload
+from autoplace.workload import NetworkSpec, Workload
 
 # Two placements closer than this are equally fast, and the safer one is taken.
 SAME_SPEED_FRACTION = 0.03
@@ -196,8 +197,11 @@ class _Search:
             origin=calibration.origin,
         )
 
-    def axes(self, workload: Workload) -> Axes:
-        """The values that each part of a placement may take."""
+    def axes(self, workload: Workload, *, network: NetworkSpec | None = None) -> Axes:
+        """The values that each part of a placement may take.
+
+        ``network`` is whose engines are candidates, where it is not that of ``workload``.
+        """
         hyper, usable_cpus = workload.hyperparameters, self._calibration.machine.usable_cpus
         timed = {
             m.task.threads
@@ -237,13 +241,12 @@ class _Search:
             ),
             policy_lags=policy_lags(self._max_policy_lag),
             usable_cpus=usable_cpus,
-            engines=self._engines(workload),
+            engines=self._engines(network or workload.network),
         )
         return narrowed(axes, self._given, hyper.rollout_steps)
 
-    def _engines(self, workload: Workload) -> tuple[str, ...]:
+    def _engines(self, network: NetworkSpec) -> tuple[str, ...]:
         """Those that can run the network and were timed with ones like it, or with itself."""
-        network = workload.network
         steps = [m.task for m in self._calibration.measurements if m.task.op == "update"]
         like = {task.engine for task in steps if _family(task) == network.family}
         same = {task.engine for task in steps if task.network == network}
@@ -335,6 +338,7 @@ class _Search:
         turns = math.ceil(processes / self._calibration.machine.usable_cpus)
         started = self._costs.get(PROCESS_START)
         one_off_s = turns * started.seconds if started is not None else 0.0
+        one_off_s += setup_s(self._calibration, placement, workload.network)
         return _Costed(
             scheme=scheme,
             placement=placement,
@@ -399,7 +403,9 @@ class _Search:
         """What would change the choice."""
 
         def winner(change: Change) -> Choice | None:
-            axes = few_placements(self.axes(change.workload), best.placement)
+            axes = few_placements(
+                self.axes(change.workload, network=workload.network), best.placement
+            )
             costed, _ = self.rank(
                 change.workload,
                 axes,

@@ -62,18 +62,37 @@ def test_it_is_a_candidate_for_the_network_that_it_was_timed_with(
         make_plan(timed, workload(hidden_sizes=(32,)), placement={"engine": COMPILE})
 
 
-def test_it_is_dropped_where_a_run_is_too_short_for_it(timed: Calibration, small: Workload) -> None:
+def test_it_is_chosen_or_dropped_by_the_length_of_the_run(
+    timed: Calibration, small: Workload
+) -> None:
     best, instead = plans(timed, small)
-    assert setup_s(timed, best) == ONCE_S
+    assert best.chosen.one_off_s == setup_s(timed, best.placement, small.network) == ONCE_S
     saved_s = 1 / instead.chosen.env_steps_per_s - 1 / best.chosen.env_steps_per_s
     even = ONCE_S / saved_s  # env steps after which it has paid
-    assert why_it_costs_more(timed, best, instead, round(1.01 * even)) is None
-    reason = why_it_costs_more(timed, best, instead, round(even / 2))
-    assert reason is not None
-    assert reason.startswith("engine compile is dropped: it takes 10.0 s once and saves 5.0")
-    assert reason.endswith("env steps, the eager engine runs instead")
-    reason = why_it_costs_more(timed, best, best, 1000)
-    assert reason is not None and "saves nothing over 1,000 env steps" in reason
+    for steps, engine in ((1.01 * even, COMPILE), (even / 2, EAGER)):
+        free = make_plan(timed, small, max_policy_lag=0, total_steps=round(steps))
+        assert free.placement.engine == engine
+        asked, other = (
+            make_plan(
+                timed,
+                small,
+                max_policy_lag=0,
+                placement={"engine": name},
+                total_steps=round(steps),
+            ).chosen
+            for name in (COMPILE, EAGER)
+        )
+        reason = why_it_costs_more(asked, other)
+        if engine == COMPILE:
+            assert reason is None
+        else:
+            assert reason is not None and reason.startswith(
+                "engine compile is dropped, the eager engine runs instead: it takes 10.0 s once "
+                "and saves 5.00 s over "
+            )
+    assert why_it_costs_more(instead.chosen, best.chosen) == (
+        "engine eager is dropped, the compile engine runs instead: it is no faster"
+    )
 
 
 def test_recorded_steps_are_candidates_on_the_accelerator_that_has_them() -> None:

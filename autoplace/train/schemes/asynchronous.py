@@ -14,13 +14,14 @@ corrects for the difference.
     learner             | update 0 | update 1 | ...
 
 A sampler begins part ``k`` when it is through with part ``k - 1``, before ``W(k)`` can have been
-learned from that. So the lag is at least 1, except in the first rollout of a run, and where 0 is all
-that is allowed. With a bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU, and what is
-learned is what ``double-buffer`` learns. With a higher one samplers work ahead, which evens out
-rollouts that take some longer than others, and which weights act follows from how long everything
-took. A sampler that was lost and is started anew samples its part again, in new episodes, and loses
-their first row. Whatever ends a run early drops the parts that are under way and the rollout that
-is being learned from.
+learned from that. So the lag is at least 1, except in the first rollout of a run, and where 0 is
+all that is allowed. With a bound of 1 it is exactly 1: a seed then repeats to the bit on the CPU,
+and what is learned is what ``double-buffer`` learns. With a higher one samplers work ahead, which
+evens out rollouts that take some longer than others, and which weights act follows from how long
+everything took. A sampler that was lost and is started anew samples its part again, in new
+episodes, and loses their first row. Whatever ends a run early drops the parts that are under way
+and the rollout that is being learned from; a resumed run samples them anew, the first by
+``W(k - 1)`` again.
 
 The process of the run itself coordinates, and sleeps in between. Crossings between host and device:
 those of ``double-buffer``.
