@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from autoplace.engines import TIMED_WHERE_NAMED
 from autoplace.planner.plan import LANES, Candidate, Flip, Placement, Plan, Stage
 from autoplace.units import format_percent, format_rate, format_seconds
 from autoplace.workload import NetworkSpec
@@ -135,9 +136,11 @@ def _start(candidate: Candidate) -> str:
     share = candidate.start_share
     if share < _WORTH_SAYING:
         return ""
+    what = f"Starting the processes of {candidate.scheme}"
+    if candidate.placement is not None and candidate.placement.engine in TIMED_WHERE_NAMED:
+        what = f"Making {candidate.scheme} with the {candidate.placement.engine} engine ready"
     return (
-        f"Starting the processes of {candidate.scheme} takes {format_seconds(candidate.one_off_s)}:"
-        f" a run of {candidate.total_steps:,} steps makes "
+        f"{what} takes {format_seconds(candidate.one_off_s)}: a run of {candidate.total_steps:,} steps makes "
         f"{format_rate(candidate.env_steps_per_s / (1 + share))} env steps/s."
     )
 

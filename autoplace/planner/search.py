@@ -70,7 +70,7 @@ class _Costed:
     def shares(self) -> dict[Task, float]:
         """How often each task runs in a second of the whole run."""
         shares = _shares(self.works)
-        if self.one_off_s:
+        if self.start_turns:
             turns_s = self.start_turns / self.one_off_s
             shares[PROCESS_START] = self.start_share * self.iteration_s * turns_s
         run_s = self.iteration_s * (1 + self.start_share)
@@ -348,7 +348,7 @@ class _Search:
             iteration_s=iteration_s,
             env_steps_per_s=rate,
             efficiency=efficiency,
-            start_turns=turns,
+            start_turns=turns if started is not None else 0,
             one_off_s=one_off_s,
             start_share=start_share(rate, one_off_s, total_steps),
         )
