@@ -139,9 +139,10 @@ def _start(candidate: Candidate) -> str:
     what = f"Starting the processes of {candidate.scheme}"
     if candidate.placement is not None and candidate.placement.engine in TIMED_WHERE_NAMED:
         what = f"Making {candidate.scheme} with the {candidate.placement.engine} engine ready"
+    rate = format_rate(candidate.env_steps_per_s / (1 + share))
     return (
-        f"{what} takes {format_seconds(candidate.one_off_s)}: a run of "
-        f"{candidate.total_steps:,} steps makes {format_rate(candidate.env_steps_per_s / (1 + share))} env steps/s."
+        f"{what} takes {format_seconds(candidate.one_off_s)}: "
+        f"a run of {candidate.total_steps:,} steps makes {rate} env steps/s."
     )
 
 
