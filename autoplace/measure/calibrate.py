@@ -160,7 +160,7 @@ def _calibrate(
     names = _usable_devices(machine, devices)
     engines = {name: device.engines_on(name) for name in names}
     tasks = calibration_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
-    learner = None if quick else next(task for task in tasks if task.op == "update")
+    learner = None if quick else next((task for task in tasks if task.op == "update"), None)
     long_s = _LONG_SHARE * budget_s
     if sections is not None:
         wanted = [task for task in tasks if section_of(task) in sections]
