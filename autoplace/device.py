@@ -322,17 +322,19 @@ def fast_matmuls() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
+def torch_threads(count: int, engine: str = EAGER) -> Iterator[None]:
     """Run the block with ``count`` threads in torch and numpy, and put the old numbers back.
 
     Threads that linear algebra has just been given wait for work in a loop, some 20 ms on a core of
     their own. So whoever shares the CPU sets its number once around everything: a block inside that
-    asks for the same number changes nothing.
+    asks for the same number changes nothing. Where ``engine`` computes in numpy, torch has one
+    thread: its own would wait likewise, and the two pools take the cores from each other.
     """
+    in_torch = 1 if engine == NUMPY else count
     previous = torch.get_num_threads()
     libraries = [(library, library.get_num_threads()) for library in _numpy_libraries()]
-    if count != previous:
-        torch.set_num_threads(count)
+    if in_torch != previous:
+        torch.set_num_threads(in_torch)
     for library, number in libraries:
         if number != count:
             library.set_num_threads(count)

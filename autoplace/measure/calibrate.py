@@ -343,7 +343,7 @@ class _Session:
             )
         self._sentinel.look()
         try:
-            with self._load.on(task.beside), device.torch_threads(task.threads):
+            with self._load.on(task.beside), device.torch_threads(task.threads, task.engine):
                 self._run(task, time_limit_s)
         except LoadError as fault:
             self._no_load = str(fault)

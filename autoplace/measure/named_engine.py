@@ -67,7 +67,7 @@ def measure_engine(tasks: Sequence[Task]) -> list[Measurement]:
     measurements: list[Measurement] = []
     policy_s: dict[tuple[str, int], float] = {}  # to make its policy step ready
     for task in tasks:
-        with device.torch_threads(task.threads):
+        with device.torch_threads(task.threads, task.engine):
             first_s, found = _measure(task)
         once_s = max(first_s - sum(m.median_s for m in found), 0.0)
         measurements += found

@@ -76,7 +76,7 @@ def measure_own_network(tasks: Sequence[Task]) -> list[Measurement]:
             continue
         parts = policy_step_parts(task) if task.op == "policy_step" else (task,)
         series = Series(tasks=parts)
-        with device.torch_threads(task.threads):
+        with device.torch_threads(task.threads, task.engine):
             probe = build_probe(task)
             try:
                 run_probe(probe, series, time_limit_s=_TIME_LIMIT_S, min_samples=_MIN_SAMPLES)

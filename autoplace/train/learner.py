@@ -122,7 +122,7 @@ class Learner:
         Each stage ends with the device synchronised, so that its time is its own. ``acted`` are
         the networks that sampled, as :func:`make_batch` takes them.
         """
-        with devices.torch_threads(self._threads):
+        with devices.torch_threads(self._threads, self.network.engine_here):
             start_s = now()
             batch = make_batch(
                 self.network,

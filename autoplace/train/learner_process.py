@@ -20,7 +20,7 @@ from torch import Tensor
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
 from autoplace.device_names import CPU, is_accelerator
-from autoplace.engines import Verdict
+from autoplace.engines import Verdict, engine_on
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
@@ -147,7 +147,8 @@ def serve(orders: MessageChannel, answers: MessageChannel, job: Job) -> None:
                 return
             try:
                 if server is None:
-                    stack.enter_context(devices.torch_threads(job.threads))
+                    engine = engine_on(job.engine, job.device, is_plain=job.spec.is_plain)
+                    stack.enter_context(devices.torch_threads(job.threads, engine))
                     server = _Server(job)
                 answer = server.learn(order)
             except Exception as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.engines import engine_on
 from autoplace.envs import Restarts, spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.errors import AutoplaceError, UsageError
@@ -291,8 +292,12 @@ def open_loop(
     num_iterations = count_iterations(plan.workload.hyperparameters, total_steps)
     if worker_deadline_s is not None and worker_deadline_s <= 0:
         raise UsageError(f"--worker-deadline must be above 0, got {worker_deadline_s:g}: raise it")
+    placement = plan.placement
     with contextlib.ExitStack() as stack:
-        stack.enter_context(devices.torch_threads(plan.placement.sample_threads))
+        engine = engine_on(
+            placement.engine, placement.sample_device, is_plain=plan.workload.network.is_plain
+        )
+        stack.enter_context(devices.torch_threads(placement.sample_threads, engine))
         run = stack.enter_context(
             Run(
                 plan,

@@ -75,8 +75,8 @@ class RemoteLearner:
         """
         network, hyper, placement = setup.network, setup.hyperparameters, setup.placement
         size, device = StateViews.size(network, hyper), placement.learn_device
-        self._timer, self._threads = setup.timer, placement.sample_threads
-        self._engines = setup.engines
+        self._timer, self._engines = setup.timer, setup.engines
+        self._threads, self._engine = placement.sample_threads, network.engine_here
         self._handoff_lane = handoff_lane
         self._deadline_s = setup.worker_deadline_s or HUNG_AFTER_S
         self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
@@ -132,7 +132,7 @@ class RemoteLearner:
         assert self._in_flight is None, "one order at a time"
         start_s = now()
         rollout = self._rollouts[buffer]
-        with devices.torch_threads(self._threads):
+        with devices.torch_threads(self._threads, self._engine):
             self._permutations[buffer].copy_(permutations)
             if self._is_new:
                 self._shared.copy_(self._held)
@@ -216,7 +216,7 @@ class RemoteLearner:
         self._answer = self._in_flight = None
         start_s = now()
         assert answer.update is not None and answer.stage_s is not None
-        with devices.torch_threads(self._threads):
+        with devices.torch_threads(self._threads, self._engine):
             if self.previous is None:
                 self.previous = torch.empty_like(self.network.flat)
             self.previous.copy_(self.network.flat)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.engines import EAGER
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.envs.vector import VectorEnv, in_groups
@@ -133,13 +134,14 @@ class HostSampler:
         rollout: Rollout,
         *,
         threads: int,
+        engine: str = EAGER,
         episodes: EpisodeTracker | None,
         timer: StageTimer,
         stop: StopRequest,
     ) -> None:
         """Tell ``episodes``, ``timer`` and ``stop`` what a scheme's setup tells them."""
         self._rollout = rollout
-        self._threads = threads
+        self._threads, self._engine = threads, engine
         self._timer = timer
         self._steps = VectorSteps(envs, rollout.outcomes, episodes=episodes, stop=stop)
         # Memory that is shared with the environments, no copies.
@@ -158,6 +160,7 @@ class HostSampler:
             envs,
             rollout,
             threads=setup.placement.sample_threads,
+            engine=setup.network.engine_here,
             episodes=setup.episodes,
             timer=setup.timer,
             stop=setup.stop,
@@ -202,7 +205,7 @@ class HostSampler:
                 on_chunk(chunk_start, t + 1)
                 chunk_start = t + 1
 
-        with devices.torch_threads(self._threads):
+        with devices.torch_threads(self._threads, self._engine):
             spent = steps.run(act, on_row)
         self._timer.add("policy_step", "sampler", spent.act_s)
         self._timer.add("env_step", "sampler", spent.env_s)

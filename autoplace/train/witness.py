@@ -109,7 +109,7 @@ def retime(sentinels: Iterable[Measurement]) -> dict[str, float]:
         probe = build_probe(sentinel.task)
         series = Series(tasks=probe.tasks)
         try:
-            with devices.torch_threads(sentinel.task.threads):
+            with devices.torch_threads(sentinel.task.threads, sentinel.task.engine):
                 run_probe(probe, series, time_limit_s=_SENTINEL_LIMIT_S)
         finally:
             probe.close()

@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     workload = describe(ENV, **preset_hyperparameters("auto", ENV))
     calibration = prepare_calibration(workload).calibration
-    plan = autoplace.make_plan(calibration, workload)
+    plan = autoplace.make_plan(calibration, workload, total_steps=options.total_steps)
     examiner = Examiner(options.seed)
     with contextlib.suppress(Solved):
         autoplace.train(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autoplace import device
+from autoplace.engines import NUMPY
 from autoplace.measure.timing import (
     MIN_SAMPLES,
     MIN_SAMPLES_TO_JUDGE,
@@ -119,6 +120,16 @@ def test_the_thread_count_is_put_back() -> None:
     with device.torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_where_numpy_computes_torch_has_one_thread() -> None:
+    import torch
+
+    with device.torch_threads(2):
+        with device.torch_threads(2, NUMPY):
+            assert torch.get_num_threads() == 1
+            assert all(library.get_num_threads() == 2 for library in device._numpy_libraries())
+        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("seed", range(5))
