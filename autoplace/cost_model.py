@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 from autoplace.correction import FACTOR_ERROR, Z90, Correction, share_hyperparameters
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
-from autoplace.physics import Parts, Primitives, fit_line, physics
+from autoplace.physics import Line, Parts, Primitives, fit_line, physics
 from autoplace.standard_errors import standard_errors
 
 __all__ = ["CONTEXT_ERROR", "UNTIMED_ERROR", "Z90", "Cost", "CostModel", "fit_cost_model"]
@@ -103,6 +103,7 @@ class CostModel:
         ]
         groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
         self._env_steps: dict[Task, list[Measurement]] = defaultdict(list)
+        self._env_lines: dict[Task, Line] = {}
         for measurement in timed:
             task = measurement.task
             if task.op == "env_step":
@@ -239,8 +240,10 @@ class CostModel:
             predicted = float(seconds[0] * task.num_envs / numbers[0])
             error += 0.1 * abs(math.log(task.num_envs / numbers[0]))
         else:
-            line = fit_line(rows, lambda t: float(t.num_envs))
-            predicted = line(task.num_envs)
+            key = _any_number(task)
+            if key not in self._env_lines:
+                self._env_lines[key] = fit_line(rows, lambda t: float(t.num_envs))
+            predicted = self._env_lines[key](task.num_envs)
         inside = numbers.min() <= task.num_envs <= numbers.max()
         if not inside:
             error *= 1 + abs(math.log(task.num_envs / numbers.max()))

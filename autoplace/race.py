@@ -169,7 +169,7 @@ def best_of_schemes(plan: Plan, schemes: Sequence[str] = ()) -> list[tuple[str, 
         UsageError: there is no such scheme, or it cannot run here.
     """
     best = plan.best_of_schemes
-    refused = {c.scheme: c.rejected_because for c in plan.candidates[::-1] if c.scheme not in best}
+    refused = {c.scheme: c.rejected_because for c in plan.rejected[::-1] if c.scheme not in best}
     for name in schemes:
         if name not in best:
             known = ", ".join(dict.fromkeys((*best, *refused)))

@@ -7,10 +7,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from autoplace.device_names import CPU, canonical_device
 from autoplace.engines import FP32, PRECISIONS, precision_problem
 from autoplace.errors import UsageError
-from autoplace.planner.plan import Placement
+from autoplace.planner.placements import Placements
 from autoplace.planner.schemes import Axes
 
 # Rows of a minibatch that the planner may choose, each with its measured relative sample
@@ -169,15 +171,14 @@ def narrowed(axes: Axes, given: Mapping[str, object], steps: int) -> Axes:
     )
 
 
-def matches(placement: Placement, given: Mapping[str, object]) -> bool:
-    """Whether the placement has what the user gave; parts that do not apply to it do not count."""
+def matching(placements: Placements, given: Mapping[str, object]) -> Placements:
+    """Those that have what the user gave; parts that do not apply to a placement do not count."""
+    free = {
+        "transfer_interval_steps": placements.sample_device == placements.learn_device,
+        "learn_threads": placements.learn_device != CPU,
+        "sample_threads": placements.sample_device != CPU,
+    }
+    kept = np.ones(len(placements), dtype=np.bool_)
     for name, value in given.items():
-        if name == "transfer_interval_steps" and placement.sample_device == placement.learn_device:
-            continue
-        if name == "learn_threads" and placement.learn_device != "cpu":
-            continue
-        if name == "sample_threads" and placement.sample_device != "cpu":
-            continue
-        if getattr(placement, name) != value:
-            return False
-    return True
+        kept &= (getattr(placements, name) == value) | free.get(name, False)
+    return placements.where(kept)

@@ -147,7 +147,7 @@ def _start(candidate: Candidate) -> str:
 
 
 def _candidates(plan: Plan, every: bool) -> str:
-    shown = plan.candidates if every else _leading(plan.candidates)
+    shown = plan.candidates if every else _leading(plan)
     starts = any(c.start_share >= _WORTH_SAYING for c in shown)
     start = f"{'- start':>9}" if starts else ""
     lines = [
@@ -188,13 +188,14 @@ def _side(device: str, threads: int) -> str:
     return f"cpu x {threads}" if device == "cpu" else device
 
 
-def _leading(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def _leading(plan: Plan) -> tuple[Candidate, ...]:
     """The first few that were costed, and every distinct reason for a rejection."""
-    costed = [c for c in candidates if c.rejected_because is None][:_SHOWN_CANDIDATES]
+    rejected = plan.rejected
+    num_costed = len(plan.candidates) - len(rejected)
+    costed = plan.candidates[: min(_SHOWN_CANDIDATES, num_costed)]
     reasons: dict[tuple[str, str], Candidate] = {}
-    for candidate in candidates:
-        if candidate.rejected_because is not None:
-            reasons.setdefault((candidate.scheme, candidate.rejected_because), candidate)
+    for candidate in rejected:
+        reasons.setdefault((candidate.scheme, str(candidate.rejected_because)), candidate)
     return (*costed, *list(reasons.values())[:_SHOWN_CANDIDATES])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from autoplace.planner.plan import Flip, Placement
@@ -41,7 +41,12 @@ class Change(NamedTuple):
     env_extra_s: float = 0.0
 
 
-Winner = Callable[[Change], "Choice | None"]
+# What is chosen after each of several changes, ``None`` where nothing can run it.
+Winners = Callable[[Sequence[Change]], "list[Choice | None]"]
+# A search for one flip: it asks for what is chosen after a change until it has found it.
+_Search = Generator[Change, "Choice | None", "Flip | None"]
+_Asking = Generator[Change, "Choice | None", "Choice | None"]
+_Bisection = Generator[Change, "Choice | None", "tuple[float, Choice]"]
 
 
 def find_flips(
@@ -49,25 +54,47 @@ def find_flips(
     choice: Choice,
     placement: Placement,
     env_step_s: float,
-    winner: Winner,
+    winners: Winners,
     total_steps: int | None = None,
 ) -> tuple[Flip, ...]:
     """The nearest flip of each parameter, alone, in either direction.
+
+    All are searched in step, so that what they ask for is costed together.
 
     Args:
         workload: what was planned.
         choice: what was chosen for it.
         placement: likewise.
         env_step_s: seconds that a step of one environment takes.
-        winner: what is chosen after a change, ``None`` where nothing can run it.
+        winners: what is chosen after changes.
         total_steps: of the run; ``None`` where its length is of no account.
     """
-    found = (
-        _find_flip(parameter, start, factor, change, choice, winner)
+    searches = [
+        _find_flip(parameter, start, factor, change, choice)
         for parameter, start, change in _parameters(workload, placement, env_step_s, total_steps)
         for factor in (_STEP, 1 / _STEP)
-    )
-    return tuple(flip for flip in found if flip is not None)
+    ]
+    found: dict[int, Flip | None] = {}
+    answers: dict[int, Choice | None] = dict.fromkeys(range(len(searches)))
+    while answers:
+        asked: dict[int, Change] = {}
+        for index, answer in answers.items():
+            step = _go_on(searches[index], answer)
+            if isinstance(step, Change):
+                asked[index] = step
+            else:
+                found[index] = step
+        answers = dict(zip(asked, winners(list(asked.values())), strict=True)) if asked else {}
+    return tuple(flip for _, flip in sorted(found.items()) if flip is not None)
+
+
+def _go_on(search: _Search, answer: Choice | None) -> Change | Flip | None:
+    """What a search asks for next, or what it has found."""
+    try:
+        return search.send(answer)
+    except StopIteration as end:
+        found: Flip | None = end.value
+        return found
 
 
 def few_placements(axes: Axes, placement: Placement) -> Axes:
@@ -91,22 +118,21 @@ def _find_flip(
     factor: float,
     change: Callable[[float], Change | None],
     choice: Choice,
-    winner: Winner,
-) -> Flip | None:
-    def winner_at(value: float) -> Choice | None:
+) -> _Search:
+    def winner_at(value: float) -> _Asking:
         changed = change(value)
-        return None if changed is None else winner(changed)
+        return None if changed is None else (yield changed)
 
     near = start
     for _ in range(_STEPS):
         far = near * factor
-        other = winner_at(far)
+        other = yield from winner_at(far)
         if other is None:
             return None
         if other != choice:
-            edge, other = _bisected(near, far, choice, other, winner_at)
+            edge, other = yield from _bisected(near, far, choice, other, winner_at)
             beyond = edge * _BEYOND ** math.copysign(1, factor - 1)
-            lasting = winner_at(beyond)
+            lasting = yield from winner_at(beyond)
             if lasting != choice:
                 other = other if lasting is None else lasting
                 break
@@ -130,12 +156,12 @@ def _bisected(
     far: float,
     choice: Choice,
     other: Choice,
-    winner_at: Callable[[float], Choice | None],
-) -> tuple[float, Choice]:
+    winner_at: Callable[[float], _Asking],
+) -> _Bisection:
     """The value next to ``near`` at which another than ``choice`` wins, and which one that is."""
     for _ in range(_BISECTIONS):
         middle = math.sqrt(near * far)
-        found = winner_at(middle)
+        found = yield from winner_at(middle)
         if found is None or found == choice:
             near = middle
         else:

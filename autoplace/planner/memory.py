@@ -13,6 +13,8 @@ from autoplace.workload import FLOAT_BYTES, Workload
 USABLE_FRACTION = 0.8
 # What a process that has imported torch keeps to itself; its libraries are shared.
 _PROCESS_BYTES = 160 * 2**20
+# Fields of a placement that memory depends on.
+FIELDS = ("num_envs", "minibatch_rows", "learn_device", "num_workers", "max_policy_lag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

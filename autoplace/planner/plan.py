@@ -6,7 +6,9 @@ explanation cannot say anything else than what the choice was made from.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +78,7 @@ class Placement:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +260,7 @@ class Plan:
     workload: Workload
     fingerprint: str
     chosen: Candidate
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     runner_up: Candidate | None
     margin_fraction: float
     is_close: bool
@@ -283,10 +285,21 @@ class Plan:
     def best_of_schemes(self) -> dict[str, Candidate]:
         """The best candidate of every scheme that can run, the chosen one first."""
         best = {self.scheme: self.chosen}
-        for candidate in self.candidates:
-            if candidate.rejected_because is None:
-                best.setdefault(candidate.scheme, candidate)
+        seen: set[str] = set()
+        for candidate in self.candidates:  # the best of every scheme come first
+            if candidate.rejected_because is not None or candidate.scheme in seen:
+                break
+            seen.add(candidate.scheme)
+            best.setdefault(candidate.scheme, candidate)
         return best
+
+    @property
+    def rejected(self) -> Sequence[Candidate]:
+        """The candidates that may not run."""
+        start = bisect.bisect_left(
+            self.candidates, True, key=lambda c: c.rejected_because is not None
+        )
+        return self.candidates[start:]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as ``autoplace plan --json`` prints it."""

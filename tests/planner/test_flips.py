@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -120,19 +121,22 @@ def test_nine_in_ten_flips_hold_within_15_per_cent(
     assert share >= 0.9
 
 
-def winner(change: Change) -> Choice | None:
+def winners(changes: Sequence[Change]) -> list[Choice | None]:
     """A machine on which the accelerator pays from 190 wide and from steps of 0.4 ms down."""
-    width = max(change.workload.hyperparameters.hidden_sizes)
-    if width >= 190 or change.env_extra_s <= -6e-4:
-        return Choice("hybrid", GPU)
-    return Choice("cpu", "cpu")
+    widths = (max(change.workload.hyperparameters.hidden_sizes) for change in changes)
+    return [
+        Choice("hybrid", GPU)
+        if width >= 190 or change.env_extra_s <= -6e-4
+        else Choice("cpu", "cpu")
+        for width, change in zip(widths, changes, strict=True)
+    ]
 
 
 def test_flips_are_found_in_either_direction_to_two_per_cent() -> None:
     plan_like = make_plan(make_calibration(Truth(), env=ENV), workload())
     flips = {
         flip.parameter: flip
-        for flip in find_flips(workload(), Choice("cpu", "cpu"), plan_like.placement, 1e-3, winner)
+        for flip in find_flips(workload(), Choice("cpu", "cpu"), plan_like.placement, 1e-3, winners)
     }
     assert set(flips) == {"hidden_sizes", "env_step_s"}
     assert flips["hidden_sizes"].to_value == pytest.approx(190, rel=0.025)
@@ -145,7 +149,7 @@ def test_flips_are_found_in_either_direction_to_two_per_cent() -> None:
 
 def test_flips_to_the_same_choice_share_a_line() -> None:
     plan = make_plan(make_calibration(Truth(), env=ENV), workload())
-    flips = find_flips(workload(), Choice("cpu", "cpu"), plan.placement, 1e-3, winner)
+    flips = find_flips(workload(), Choice("cpu", "cpu"), plan.placement, 1e-3, winners)
     text = explain_plan(dataclasses.replace(plan, flips=flips))
     lines = [line for line in text.splitlines() if " pays from " in line]
     assert len(lines) == 1

@@ -13,7 +13,8 @@ from autoplace.close_calls import Verdict, decide, rivals
 from autoplace.cost_model import CostModel, fit_cost_model
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.plan import Candidate, Placement, Plan
-from autoplace.planner.search import SAME_SPEED_FRACTION, make_plan
+from autoplace.planner.ranking import SAME_SPEED_FRACTION
+from autoplace.planner.search import make_plan
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 CARTPOLE = Workload(

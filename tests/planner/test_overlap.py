@@ -16,12 +16,21 @@ from autoplace.planner.choices import (
     sampler_counts,
 )
 from autoplace.planner.memory import estimate_bytes
-from autoplace.planner.schemes import Timing
+from autoplace.planner.placements import Placements
+from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.asynchronous import ASYNC, straggling_s
 from autoplace.planner.schemes.double_buffer import DOUBLE_BUFFER
 from autoplace.planner.schemes.layout import overlapped
 from autoplace.planner.search import make_plan
-from tests.planner.test_schemes import AXES, WORKLOAD
+from tests.planner.test_schemes import (
+    AXES,
+    WORKLOAD,
+    at,
+    first,
+    placements_of,
+    timing,
+    works_of,
+)
 from tests.planner.test_search import ENV, workload
 from tests.synthetic import GPU, Truth, make_calibration
 
@@ -29,8 +38,15 @@ SAMPLING = {("policy_step", "sampler"): 2.0, ("env_step", "sampler"): 3.0}
 LEARNING = {("gae", "learner"): 1.0, ("update", "learner"): 3.0}
 
 
-def at(spans):
-    return {(s.name, s.lane): (pytest.approx(s.start_s), pytest.approx(s.total_s)) for s in spans}
+def only(placement: Placement) -> Placements:
+    """A single placement as columns."""
+    return Placements.product(
+        *({name: (value,)} for name, value in dataclasses.asdict(placement).items())
+    )
+
+
+def each(placements: Placements) -> list[Placement]:
+    return [placements.placement(row) for row in range(len(placements))]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -62,14 +78,17 @@ def test_threads_beyond_the_cores_take_turns(
 def stretched(
     slowdown: dict[tuple[str, int], float], *, cores: int = 2, device: str = "cpu", **options: int
 ) -> dict[tuple[str, str], float]:
-    timing = Timing(
-        seconds={**SAMPLING, **LEARNING},
-        steps=100,
+    asked = timing(
+        {**SAMPLING, **LEARNING},
         usable_cpus=cores,
-        slowdown=lambda stage, threads, busy: slowdown.get((stage, busy), 1.0),
+        slowdown=lambda stage, threads, busy: np.array(
+            [slowdown.get((stage, int(b)), 1.0) for b in busy]
+        ),
     )
-    placement = next(p for p in DOUBLE_BUFFER.placements(AXES, 8, 100) if p.learn_device == device)
-    return overlapped(timing, placement, list(SAMPLING), list(LEARNING), **options)
+    placement = first(placements_of(DOUBLE_BUFFER, learn_device=device))
+    counts = {name: np.array([value]) for name, value in options.items()}
+    found = overlapped(asked, placement, list(SAMPLING), list(LEARNING), **counts)
+    return {key: float(seconds[0]) for key, seconds in found.items()}
 
 
 def test_each_side_is_slowed_while_the_other_is_at_work() -> None:
@@ -106,9 +125,9 @@ def double_buffer(sampling_s: float, update_s: float):
         ("gae", "learner"): 1.0,
         ("update", "learner"): update_s,
     }
-    placement = next(DOUBLE_BUFFER.placements(AXES, 8, 100))
+    placement = first(placements_of(DOUBLE_BUFFER))
     assert placement.max_policy_lag == 1
-    return at(DOUBLE_BUFFER.layout(Timing(seconds=seconds, steps=100, usable_cpus=2), placement))
+    return at(DOUBLE_BUFFER.layout(timing(seconds), placement))
 
 
 def test_a_slow_learner_is_waited_for_until_its_answer_has_arrived() -> None:
@@ -141,9 +160,9 @@ def asynchronous(spread: float, **placement: int):
         ("gae", "learner"): 1.0,
         ("update", "learner"): 4.0,
     }
-    first = next(ASYNC.placements(AXES, 8, 100))
-    timing = Timing(seconds=seconds, steps=100, usable_cpus=4, env_spread_fraction=spread)
-    return at(ASYNC.layout(timing, dataclasses.replace(first, **placement)))
+    found = dataclasses.replace(placements_of(ASYNC).placement(0), **placement)
+    asked = timing(seconds, usable_cpus=4, env_spread_fraction=np.array([spread]))
+    return at(ASYNC.layout(asked, only(found)))
 
 
 def test_async_takes_as_long_as_its_slower_side() -> None:
@@ -183,7 +202,8 @@ def simulated_s(count: int, spread: float, learning: float, lag: int) -> float:
 def test_stragglers_cost_what_a_simulation_of_the_pipeline_says(
     count: int, learning: float, lag: int
 ) -> None:
-    sampling = 1 + straggling_s(1.0, 0.05, learning, count, lag)
+    late = straggling_s(*(np.array([x]) for x in (1.0, 0.05, learning, count, lag)))
+    sampling = 1 + float(late[0])
     assert max(sampling, learning, (sampling + learning) / (lag + 1)) == pytest.approx(
         simulated_s(count, 0.05, learning, lag), rel=0.015
     )
@@ -197,7 +217,7 @@ def test_the_environments_are_shared_out_evenly_and_little_beyond_the_cores() ->
 
 
 def test_a_learner_of_several_threads_shares_no_core_with_a_sampler() -> None:
-    placements = list(ASYNC.placements(AXES, 8, 100))
+    placements = each(ASYNC.placements(AXES, 8, 100))
     assert {(p.num_workers, p.max_policy_lag) for p in placements} == {
         (workers, lag) for workers in (2, 4) for lag in (1, 3)
     }
@@ -205,7 +225,7 @@ def test_a_learner_of_several_threads_shares_no_core_with_a_sampler() -> None:
         assert placement.sample_threads == 1
         if placement.learn_threads > 1:
             assert placement.num_workers + placement.learn_threads <= 4
-    assert not list(ASYNC.placements(dataclasses.replace(AXES, usable_cpus=1), 8, 100))
+    assert not len(ASYNC.placements(dataclasses.replace(AXES, usable_cpus=1), 8, 100))
 
 
 @pytest.mark.parametrize(
@@ -215,12 +235,11 @@ def test_one_process_alone_is_left_to_double_buffer_where_several_fit(
     counts: tuple[int, ...], kept: set[int]
 ) -> None:
     axes = dataclasses.replace(AXES, samplers=tuple(("sync", count) for count in counts))
-    assert {p.num_workers for p in ASYNC.placements(axes, 8, 100)} == kept
+    assert set(ASYNC.placements(axes, 8, 100).num_workers) == kept
 
 
 def test_each_process_steps_its_share() -> None:
-    placement = next(p for p in ASYNC.placements(AXES, 8, 100) if p.num_workers == 4)
-    works = {work.key: work for work in ASYNC.work(WORKLOAD, placement)}
+    works = works_of(ASYNC, placements_of(ASYNC, num_workers=4).placement(0))
     ((step, count),) = works["env_step", "sampler"].parts
     assert (step.num_envs, step.workers, count) == (2, 0, 100)
     ((policy, count),) = works["policy_step", "sampler"].parts
@@ -230,9 +249,7 @@ def test_each_process_steps_its_share() -> None:
 
 
 def test_a_lag_keeps_rollouts_weights_and_processes_in_memory() -> None:
-    one, three = (
-        next(p for p in ASYNC.placements(AXES, 8, 100) if p.max_policy_lag == lag) for lag in (1, 3)
-    )
+    one, three = (placements_of(ASYNC, max_policy_lag=lag).placement(0) for lag in (1, 3))
     rows = 800 * (4 * 4 + 8 + 12)
     more = estimate_bytes(WORKLOAD, three)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
     assert more >= 2 * (rows + 4 * WORKLOAD.network.num_parameters)

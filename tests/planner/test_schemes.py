@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 
-from autoplace.planner.schemes import SCHEMES, Axes, Timing
+from autoplace.planner.placements import Placements
+from autoplace.planner.plan import Placement
+from autoplace.planner.schemes import SCHEMES, Axes, Scheme, Timing, Work
+from autoplace.planner.schemes.base import Key, Span
 from autoplace.planner.schemes.hybrid import last_chunk_delay
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
@@ -29,27 +37,133 @@ AXES = Axes(
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
-def first_placement(name: str, **wanted: int):
-    placements = BY_NAME[name].placements(AXES, 8, 100)
-    return next(p for p in placements if all(getattr(p, k) == v for k, v in wanted.items()))
+def placements_of(scheme: Scheme, **wanted: object) -> Placements:
+    """Those that have these values."""
+    found = scheme.placements(AXES, 8, 100)
+    kept = np.ones(len(found), dtype=bool)
+    for name, value in wanted.items():
+        kept &= getattr(found, name) == value
+    return found.where(kept)
 
 
-def works(name: str, **wanted: int):
-    placement = first_placement(name, **wanted)
-    return {work.key: work for work in BY_NAME[name].work(WORKLOAD, placement)}
+def first(placements: Placements) -> Placements:
+    return placements.where(np.arange(len(placements)) == 0)
+
+
+def works_of(scheme: Scheme, placement: Placement) -> dict[Key, Work]:
+    """The work of one placement."""
+    found = (r(WORKLOAD, [getattr(placement, f) for f in r.fields]) for r in scheme.work)
+    return {work.key: work for work in found if work is not None}
+
+
+def works(name: str, **wanted: int) -> dict[Key, Work]:
+    scheme = BY_NAME[name]
+    return works_of(scheme, placements_of(scheme, **wanted).placement(0))
+
+
+def timing(seconds: dict[Key, float], count: int = 1, **others: Any) -> Timing:
+    """Of so many placements that take the same; nothing slows and nothing varies."""
+    values = {
+        "steps": np.full(count, 100),
+        "usable_cpus": 2,
+        "slowdown": lambda stage, threads, busy: np.ones(len(threads)),
+        "env_spread_fraction": np.zeros(count),
+        **others,
+    }
+    return Timing(seconds={key: np.full(count, s) for key, s in seconds.items()}, **values)
+
+
+def at(spans: Sequence[Span], row: int = 0) -> dict[Key, tuple[float, float]]:
+    """(start, seconds) of each stage of one placement, with the waits that it has."""
+    return {
+        (s.name, s.lane): (pytest.approx(s.start_s[row]), pytest.approx(s.total_s[row]))
+        for s in spans
+        if s.name != "wait" or s.total_s[row] > 0
+    }
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_every_lane_adds_up_to_the_iteration(scheme) -> None:
-    for placement in scheme.placements(AXES, 8, 100):
-        seconds = {w.key: 0.1 * (i + 1) for i, w in enumerate(scheme.work(WORKLOAD, placement))}
-        timing = Timing(seconds=seconds, steps=100, usable_cpus=2, env_spread_fraction=0.3)
-        spans = scheme.layout(timing, placement)
+    placements = scheme.placements(AXES, 8, 100)
+    for row in range(len(placements)):
+        works = works_of(scheme, placements.placement(row))
+        seconds = {key: 0.1 * (index + 1) for index, key in enumerate(works)}
+        only = placements.where(np.arange(len(placements)) == row)
+        spans = scheme.layout(timing(seconds, env_spread_fraction=np.full(1, 0.3)), only)
         lanes: dict[str, float] = {}
         for span in spans:
-            lanes[span.lane] = lanes.get(span.lane, 0.0) + span.total_s
+            lanes[span.lane] = lanes.get(span.lane, 0.0) + float(span.total_s[0])
         assert len(set(round(total, 9) for total in lanes.values())) == 1, lanes
         assert set(seconds) <= {(span.name, span.lane) for span in spans}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_all_placements_together_are_laid_out_as_each_by_itself(scheme) -> None:
+    placements = scheme.placements(dataclasses.replace(AXES, minibatch_rows=(32, 64)), 8, 100)
+    count = len(placements)
+    assert count > 1
+    rng = np.random.default_rng(0)
+    keys = works_of(scheme, placements_of(scheme, learn_device=scheme_device(scheme)).placement(0))
+    seconds = {key: rng.uniform(0.1, 1.0, count) for key in keys}
+    others = {
+        "steps": np.full(count, 100),
+        "usable_cpus": 3,
+        "slowdown": lambda stage, threads, busy: 1 + 0.1 * threads + 0.2 * np.maximum(busy, 0),
+        "env_spread_fraction": rng.uniform(0, 0.5, count),
+    }
+    together = scheme.layout(Timing(seconds=seconds, **others), placements)
+    for row in range(count):
+        only = np.arange(count) == row
+        alone = scheme.layout(
+            Timing(
+                seconds={key: values[only] for key, values in seconds.items()},
+                steps=others["steps"][only],
+                usable_cpus=3,
+                slowdown=others["slowdown"],
+                env_spread_fraction=others["env_spread_fraction"][only],
+            ),
+            placements.where(only),
+        )
+        for span, one in zip(together, alone, strict=True):
+            assert (span.name, span.lane) == (one.name, one.lane)
+            assert (span.start_s[row], span.total_s[row]) == (one.start_s[0], one.total_s[0])
+
+
+def scheme_device(scheme: Scheme) -> str:
+    """Where it learns with the most stages."""
+    return "cpu" if scheme.name == "cpu" else "cuda:0"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_work_follows_from_the_fields_that_it_says(scheme) -> None:
+    # A rule that reads any other field of a placement finds none.
+    for rule in scheme.work:
+        values = dataclasses.asdict(placements_of(scheme).placement(0))
+        rule(WORKLOAD, [values[name] for name in rule.fields])
+        assert len(set(rule.fields)) == len(rule.fields)
+
+
+def test_placements_that_share_values_are_told_apart_once() -> None:
+    axes = (
+        {"num_workers": (0, 2, 2), "env_backend": ("a", "a", "b")},
+        {"minibatch_rows": (64, 32)},
+    )
+    table = Placements.product(*axes)
+    assert list(table.num_workers) == [0, 0, 2, 2, 2, 2]
+    assert list(table.env_backend) == ["a"] * 4 + ["b"] * 2
+    assert list(table.minibatch_rows) == [64, 32] * 3
+    values, which = table.distinct("num_workers", "minibatch_rows")
+    assert values == [(0, 64), (0, 32), (2, 64), (2, 32)]
+    assert [values[w] for w in which] == [(0, 64), (0, 32), (2, 64), (2, 32), (2, 64), (2, 32)]
+    some = table.where(table.env_backend == "b")
+    assert some.distinct("num_workers", "env_backend")[0] == [(2, "b")]
+    # so many values that a lookup table would be larger than the rows are worth
+    many = Placements.product(
+        {name: range(100) for name in ("num_envs", "num_workers", "num_groups")}
+    )
+    values, which = many.distinct("num_envs", "num_workers", "num_groups")
+    assert values == [(n, n, n) for n in range(100)]
+    assert list(which) == list(range(100))
 
 
 def test_the_cpu_scheme_takes_turns() -> None:
@@ -59,14 +173,13 @@ def test_the_cpu_scheme_takes_turns() -> None:
         ("gae", "learner"): 1.0,
         ("update", "learner"): 4.0,
     }
-    spans = BY_NAME["cpu"].layout(Timing(seconds=seconds, steps=100), first_placement("cpu"))
-    at = {(s.name, s.lane): (s.start_s, s.total_s) for s in spans}
-    assert at["policy_step", "sampler"] == (0.0, 2.0)
-    assert at["env_step", "sampler"] == (pytest.approx(0.02), 3.0)  # after the first policy step
-    assert at["gae", "learner"] == (5.0, 1.0)
-    assert at["update", "learner"] == (6.0, 4.0)
-    assert at["wait", "sampler"] == (5.0, 5.0)
-    assert at["wait", "learner"] == (0.0, 5.0)
+    spans = at(BY_NAME["cpu"].layout(timing(seconds), first(placements_of(BY_NAME["cpu"]))))
+    assert spans["policy_step", "sampler"] == (0.0, 2.0)
+    assert spans["env_step", "sampler"] == (0.02, 3.0)  # after the first policy step
+    assert spans["gae", "learner"] == (5.0, 1.0)
+    assert spans["update", "learner"] == (6.0, 4.0)
+    assert spans["wait", "sampler"] == (5.0, 5.0)
+    assert spans["wait", "learner"] == (0.0, 5.0)
 
 
 def test_a_rest_that_does_not_divide_is_costed_at_its_own_size() -> None:
@@ -118,15 +231,20 @@ def test_gpu_crosses_with_observations_and_actions_every_step_and_outcomes_once(
 def test_the_last_chunk_is_late_by_hand_worked_seconds(
     sampling: float, copy: float, steps: int, interval: int, delay: float
 ) -> None:
-    assert last_chunk_delay(sampling, copy, steps, interval) == pytest.approx(delay)
+    found = last_chunk_delay(*(np.array([x]) for x in (sampling, copy, steps, interval)))
+    assert found == pytest.approx([delay])
 
 
-def test_many_equal_chunks_follow_the_same_rule_as_one_by_one() -> None:
-    for sampling, copy in ((10.0, 3.0), (3.0, 10.0), (5.0, 5.0)):
-        free = 0.0
-        for chunk in range(1, 51):
-            free = max(free, sampling * chunk / 50) + copy / 50
-        assert last_chunk_delay(sampling, copy, 100, 2) == pytest.approx(free - sampling)
+@pytest.mark.parametrize("interval", [1, 2, 3, 7, 33, 50, 60, 99, 100])
+def test_many_chunks_follow_the_same_rule_as_one_by_one(interval: int) -> None:
+    for sampling, copy in ((10.0, 3.0), (3.0, 10.0), (5.0, 5.0), (5.0, 5.5)):
+        free, sampled = 0.0, 0
+        while sampled < 100:
+            length = min(interval, 100 - sampled)
+            sampled += length
+            free = max(free, sampling * sampled / 100) + copy * length / 100
+        found = last_chunk_delay(*(np.array([x]) for x in (sampling, copy, 100, interval)))
+        assert found == pytest.approx([free - sampling])
 
 
 def test_the_rollout_that_is_costed_is_the_rollout_that_is_allocated() -> None:

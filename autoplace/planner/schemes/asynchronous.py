@@ -22,60 +22,79 @@ to wait, which is worth many parts in a row: what remains is about ``s e / (1 + 
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterator
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from autoplace.measurement import Task
+from autoplace.planner.placements import Placements
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
+from autoplace.planner.schemes.base import (
+    Array,
+    Axes,
+    Scheme,
+    Sides,
+    Span,
+    Timing,
+    Work,
+    combinations,
+    reads,
+)
 from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, overlapped, wait
 from autoplace.planner.schemes.remote import (
+    LEARNER_WORK,
     learner_keys,
-    learner_works,
     learners,
     message,
     state_copy,
 )
-from autoplace.planner.schemes.work import env_step, per_step
+from autoplace.planner.schemes.work import env_step_work, per_step_work
 from autoplace.workload import Workload
 
 _SAMPLING = [("policy_step", "sampler"), ("env_step", "sampler"), ("handoff", "sampler")]
 
 
-def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
+def _placements(axes: Axes, num_envs: int, steps: int) -> Placements:
     """Learners of several threads share no core: they would collapse.
 
     One process does what ``double-buffer`` does without it, so it is left to where several do not
     fit.
     """
     if axes.usable_cpus < 2:
-        return
+        return Placements.empty()
     several = any(1 < count <= axes.usable_cpus for _, count in axes.samplers)
     samplers = [entry for entry in axes.samplers if entry[1] > 1 or not several]
     sides = [Sides("cpu", device, 1, threads) for device, threads in learners(axes)]
-    for lag in axes.policy_lags:
-        for placement in combinations(
-            axes, num_envs, sides, (steps,), backends=samplers, policy_lag=lag
-        ):
-            threads = placement.num_workers + placement.learn_threads
-            if placement.learn_threads == 1 or threads <= axes.usable_cpus:
-                yield placement
-
-
-def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
-    num_envs = placement.num_envs // placement.num_workers
-    published = Task(op="elementwise", shape=(workload.network.num_parameters,))
-    return (
-        per_step("policy_step", workload, placement, rows=num_envs),
-        env_step(workload, placement, num_envs=num_envs),
-        message("sampler"),
-        message("learner", state_copy(workload, placement), published, ways=2),
-        *learner_works(workload, placement),
+    found = combinations(
+        axes, num_envs, sides, (steps,), backends=samplers, policy_lags=axes.policy_lags
     )
+    threads = found.num_workers + found.learn_threads
+    return found.where((found.learn_threads == 1) | (threads <= axes.usable_cpus))
 
 
-def straggling_s(part_s: float, spread_s: float, learning_s: float, count: int, lag: int) -> float:
+@reads("num_envs", "num_workers", "num_groups", "sample_device", "sample_threads", "engine")
+def _policy_step(workload: Workload, placement: Placement) -> Work:
+    rows = placement.num_envs // placement.num_workers
+    return per_step_work("policy_step", workload, placement, rows=rows)
+
+
+@reads("num_envs", "num_workers", "num_groups", "env_backend")
+def _env_step(workload: Workload, placement: Placement) -> Work:
+    num_envs = placement.num_envs // placement.num_workers
+    return env_step_work(workload, placement, num_envs=num_envs)
+
+
+def _published(workload: Workload, placement: Placement) -> Task:
+    return Task(op="elementwise", shape=(workload.network.num_parameters,))
+
+
+def straggling_s(
+    part_s: Array,
+    spread_s: Array,
+    learning_s: Array,
+    count: NDArray[np.int_],
+    lag: NDArray[np.int_],
+) -> Array:
     """Seconds by which an iteration is longer than one of ``count`` parts takes in the mean.
 
     Args:
@@ -85,28 +104,28 @@ def straggling_s(part_s: float, spread_s: float, learning_s: float, count: int, 
         count: W.
         lag: L.
     """
-    # e by Blom (1958), exact to 5 %.
-    expected = (
-        statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
-    )
-    longest_s = spread_s * expected
-    if not longest_s:
-        return 0.0
-    return longest_s / (1 + max(0.0, lag * part_s - learning_s) / longest_s)
+    # e by Blom (1958), exact to 5 %; one part alone is its own longest.
+    longest_s = spread_s * np.where(count > 1, ndtri((count - 0.375) / (count + 0.25)), 0.0)
+    ahead_s = np.maximum(0.0, lag * part_s - learning_s)
+    # 0 where nothing varies.
+    return longest_s / (1 + ahead_s / np.where(longest_s > 0, longest_s, 1.0))
 
 
-def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
+def _layout(timing: Timing, placements: Placements) -> tuple[Span, ...]:
     keys = learner_keys(timing)
-    count, lag = placement.num_workers, placement.max_policy_lag
-    seconds = overlapped(timing, placement, _SAMPLING, keys, sampler_threads=count, processes=count)
+    count, lag = placements.num_workers, placements.max_policy_lag
+    seconds = overlapped(
+        timing, placements, _SAMPLING, keys, sampler_threads=count, processes=count
+    )
     sampling = interleaved(seconds, [name for name, _ in _SAMPLING[:2]], timing.steps)
     sampling += in_sequence(seconds, _SAMPLING[2:], busy_s(sampling))
-    learning = in_sequence(seconds, keys, 0.0)
+    learning = in_sequence(seconds, keys, np.zeros(len(placements)))
     sampled_s, learned_s = busy_s(sampling), busy_s(learning)
     env_s = seconds["env_step", "sampler"]
-    spread_s = timing.env_spread_fraction * env_s / math.sqrt(timing.steps)
+    spread_s = timing.env_spread_fraction * env_s / np.sqrt(timing.steps)
     all_sampled_s = sampled_s + straggling_s(sampled_s, spread_s, learned_s, count, lag)
-    iteration_s = max(all_sampled_s, learned_s, (all_sampled_s + learned_s) / (lag + 1))
+    bounded_s = (all_sampled_s + learned_s) / (lag + 1)
+    iteration_s = np.maximum(np.maximum(all_sampled_s, learned_s), bounded_s)
     return (
         *sampling,
         *wait("sampler", sampled_s, iteration_s - sampled_s),
@@ -118,7 +137,13 @@ def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
 ASYNC = Scheme(
     name="async",
     placements=_placements,
-    work=_work,
+    work=(
+        _policy_step,
+        _env_step,
+        message("sampler"),
+        message("learner", state_copy, _published, ways=2),
+        *LEARNER_WORK,
+    ),
     layout=_layout,
     policy_lag=1,
     learner_processes=1,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoplace.device_names import CPU
 from autoplace.engines import EAGER, FP32, engine_on, precision_problem
 from autoplace.measurement import Task
+from autoplace.planner.placements import Placements, partial
 from autoplace.planner.plan import Placement
 from autoplace.workload import Workload
 
+Array = NDArray[np.float64]
 Key = tuple[str, str]  # (stage name, lane)
 
 
@@ -39,13 +44,38 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one kind of work follows from a placement.
+
+    Attributes:
+        fields: of a placement that it depends on; no others can be read.
+        make: the work, ``None`` where there is none.
+    """
+
+    fields: tuple[str, ...]
+    make: Callable[[Workload, Placement], Work | None]
+
+    def __call__(self, workload: Workload, values: Sequence[Any]) -> Work | None:
+        """The work of placements that have these values of the fields."""
+        return self.make(workload, partial(self.fields, values))
+
+
+def reads(*fields: str) -> Callable[[Callable[[Workload, Placement], Work | None]], Rule]:
+    """Make a function a rule that depends on these fields of a placement."""
+    return lambda make: Rule(fields=fields, make=make)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """When a kind of work (or a wait) first starts, and how long all of it lasts."""
+    """When a kind of work (or a wait) first starts, and how long all of it lasts.
+
+    One entry ``[N]`` for each placement; a wait of no length is none.
+    """
 
     name: str
     lane: str
-    start_s: float
-    total_s: float
+    start_s: Array
+    total_s: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +113,11 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What a layout is made from.
+    """What a layout is made from, one entry ``[N]`` for each placement.
 
     Attributes:
-        seconds: of each kind of work, where nothing else runs at the same time.
+        seconds: of each kind of work, where nothing else runs at the same time; 0 where a placement
+            has none of it.
         steps: vector steps in a rollout.
         usable_cpus: cores that all threads at work share.
         slowdown: how many times as long a stage takes, given its name, its own threads and the
@@ -94,11 +125,11 @@ class Timing:
         env_spread_fraction: standard deviation of the time of one vector step over its mean.
     """
 
-    seconds: Mapping[Key, float]
-    steps: int
-    usable_cpus: int = 1
-    slowdown: Callable[[str, int, int], float] = lambda stage, threads, busy: 1.0
-    env_spread_fraction: float = 0.0
+    seconds: Mapping[Key, Array]
+    steps: NDArray[np.int_]
+    usable_cpus: int
+    slowdown: Callable[[str, NDArray[np.int_], NDArray[np.int_]], Array]
+    env_spread_fraction: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +139,7 @@ class Scheme:
     Attributes:
         name: as users write it.
         placements: every placement worth costing, given the free values and the number of envs.
-        work: what an iteration consists of.
+        work: what an iteration consists of, each (stage name, lane) once.
         layout: when it happens.
         policy_lag: iterations that the policy which samples is behind the one which learns, at
             least.
@@ -116,9 +147,9 @@ class Scheme:
     """
 
     name: str
-    placements: Callable[[Axes, int, int], Iterator[Placement]]
-    work: Callable[[Workload, Placement], tuple[Work, ...]]
-    layout: Callable[[Timing, Placement], tuple[Span, ...]]
+    placements: Callable[[Axes, int, int], Placements]
+    work: tuple[Rule, ...]
+    layout: Callable[[Timing, Placements], tuple[Span, ...]]
     policy_lag: int = 0
     learner_processes: int = 0
 
@@ -139,8 +170,8 @@ def combinations(
     intervals: Sequence[int],
     *,
     backends: Sequence[tuple[str, int]] | None = None,
-    policy_lag: int = 0,
-) -> Iterator[Placement]:
+    policy_lags: Sequence[int] = (0,),
+) -> Placements:
     """Every combination of sides and chunk lengths with the values that any scheme may take.
 
     Split-half sampling keeps the policy's threads and all workers busy at once, so it is proposed
@@ -152,40 +183,35 @@ def combinations(
         sides: of the scheme.
         intervals: chunk lengths.
         backends: (vector backend, processes), where they are not those of ``axes``.
-        policy_lag: iterations that the policy which samples may be behind.
+        policy_lags: iterations that the policy which samples may be behind.
     """
-    for (backend, workers), engine, where, rows, interval in itertools.product(
-        axes.env_backends if backends is None else backends,
-        axes.engines,
-        sides,
-        axes.minibatch_rows,
-        intervals,
-    ):
-        if all(engine_on(engine, on) != engine for on in where[:2]):
-            continue  # it would run nothing
-        if engine != EAGER and (axes.precision, axes.accumulation_steps) != (FP32, 1):
-            continue  # other engines have neither
-        if precision_problem(axes.precision, where.learn_device):
-            continue
-        free = axes.usable_cpus - where.sample_threads  # cores that are not the policy's
-        splits = backends is None and where.sample_device == CPU and 0 < workers <= free
-        yield from (
-            Placement(
-                device=where.learn_device,
-                sample_device=where.sample_device,
-                learn_device=where.learn_device,
-                transfer_interval_steps=interval,
-                minibatch_rows=rows,
-                num_envs=num_envs,
-                env_backend=backend,
-                num_workers=workers,
-                num_groups=groups,
-                sample_threads=where.sample_threads,
-                learn_threads=where.learn_threads,
-                engine=engine,
-                precision=axes.precision,
-                accumulation_steps=axes.accumulation_steps,
-                max_policy_lag=policy_lag,
-            )
-            for groups in ((1, 2) if splits and 2 * workers <= num_envs else (1,))
-        )
+    may_split = backends is None
+    engines = [
+        (engine, *side)
+        for engine, side in itertools.product(axes.engines, sides)
+        if any(engine_on(engine, on) == engine for on in side[:2])  # else it would run nothing
+        and (engine == EAGER or (axes.precision, axes.accumulation_steps) == (FP32, 1))
+        and not precision_problem(axes.precision, side.learn_device)
+    ]
+    entries = axes.env_backends if backends is None else backends
+    if not (engines and entries and policy_lags):
+        return Placements.empty()
+    names = ("engine", "sample_device", "learn_device", "sample_threads", "learn_threads")
+    where = dict(zip(names, zip(*engines, strict=True), strict=True))
+    found = Placements.product(
+        {"max_policy_lag": policy_lags},
+        dict(zip(("env_backend", "num_workers"), zip(*entries, strict=True), strict=True)),
+        {**where, "device": where["learn_device"]},
+        {"minibatch_rows": axes.minibatch_rows},
+        {"transfer_interval_steps": intervals},
+        {"num_groups": (1, 2) if may_split else (1,)},
+        {
+            "num_envs": (num_envs,),
+            "precision": (axes.precision,),
+            "accumulation_steps": (axes.accumulation_steps,),
+        },
+    )
+    workers = found.num_workers
+    free = axes.usable_cpus - found.sample_threads  # cores that are not the policy's
+    splits = (found.sample_device == CPU) & (workers > 0) & (workers <= free)
+    return found.where((found.num_groups == 1) | splits & (2 * workers <= num_envs))

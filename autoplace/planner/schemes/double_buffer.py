@@ -15,59 +15,52 @@ until its answer has arrived, and goes on when the next order has: an iteration 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
-from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, Work, combinations
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplace.planner.placements import Placements
+from autoplace.planner.schemes.base import Axes, Scheme, Sides, Span, Timing, combinations
 from autoplace.planner.schemes.layout import busy_s, in_sequence, interleaved, overlapped, wait
 from autoplace.planner.schemes.remote import (
+    LEARNER_WORK,
     learner_keys,
-    learner_works,
     learners,
     message,
     state_copy,
 )
-from autoplace.planner.schemes.work import env_step, per_step
-from autoplace.workload import Workload
+from autoplace.planner.schemes.work import env_step, policy_step
 
 _SAMPLING = [("policy_step", "sampler"), ("env_step", "sampler")]
 
 
-def _placements(axes: Axes, num_envs: int, steps: int) -> Iterator[Placement]:
+def _placements(axes: Axes, num_envs: int, steps: int) -> Placements:
     """Every core works for one side only: threads of both, and workers, fit into the CPUs."""
     pairs = itertools.product(learners(axes), axes.sample_threads)
     sides = [Sides("cpu", device, threads, learning) for (device, learning), threads in pairs]
-    for placement in combinations(axes, num_envs, sides, (steps,), policy_lag=1):
-        if _sampling_threads(placement) + placement.learn_threads <= axes.usable_cpus:
-            yield placement
+    found = combinations(axes, num_envs, sides, (steps,), policy_lags=(1,))
+    return found.where(_sampling_threads(found) + found.learn_threads <= axes.usable_cpus)
 
 
-def _sampling_threads(placement: Placement) -> int:
-    if placement.num_groups > 1:  # policy and workers at once
-        return placement.sample_threads + placement.num_workers
-    return max(placement.sample_threads, placement.num_workers)
-
-
-def _work(workload: Workload, placement: Placement) -> tuple[Work, ...]:
-    return (
-        per_step("policy_step", workload, placement),
-        env_step(workload, placement),
-        message("sampler", state_copy(workload, placement)),
-        message("learner"),
-        *learner_works(workload, placement),
+def _sampling_threads(placements: Placements) -> NDArray[np.int_]:
+    policy, workers = placements.sample_threads, placements.num_workers
+    # In several groups policy and workers are at work at once.
+    threads: NDArray[np.int_] = np.where(
+        placements.num_groups > 1, policy + workers, np.maximum(policy, workers)
     )
+    return threads
 
 
-def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
+def _layout(timing: Timing, placements: Placements) -> tuple[Span, ...]:
     keys = learner_keys(timing)
     seconds = overlapped(
-        timing, placement, _SAMPLING, keys, sampler_threads=_sampling_threads(placement)
+        timing, placements, _SAMPLING, keys, sampler_threads=_sampling_threads(placements)
     )
     sampling = interleaved(seconds, [name for name, _ in _SAMPLING], timing.steps)
-    learning = in_sequence(seconds, keys, 0.0)
+    learning = in_sequence(seconds, keys, np.zeros(len(placements)))
     sampled_s, learned_s = busy_s(sampling), busy_s(learning)
     answer_s, handoff_s = seconds["handoff", "learner"], timing.seconds["handoff", "sampler"]
-    met_s = max(sampled_s, learned_s + answer_s)
+    met_s = np.maximum(sampled_s, learned_s + answer_s)
     return (
         *sampling,
         *wait("sampler", sampled_s, met_s - sampled_s),
@@ -80,7 +73,13 @@ def _layout(timing: Timing, placement: Placement) -> tuple[Span, ...]:
 DOUBLE_BUFFER = Scheme(
     name="double-buffer",
     placements=_placements,
-    work=_work,
+    work=(
+        policy_step,
+        env_step,
+        message("sampler", state_copy),
+        message("learner"),
+        *LEARNER_WORK,
+    ),
     layout=_layout,
     policy_lag=1,
     learner_processes=1,

@@ -8,11 +8,11 @@ from collections import Counter
 from autoplace.engines import PRECISIONS, engine_on, passes_engine
 from autoplace.measurement import Task
 from autoplace.planner.plan import Placement
-from autoplace.planner.schemes.base import Work
+from autoplace.planner.schemes.base import Rule, Work, reads
 from autoplace.workload import FLOAT_BYTES, Workload, minibatch_sizes
 
 
-def env_step(workload: Workload, placement: Placement, *, num_envs: int = 0) -> Work:
+def env_step_work(workload: Workload, placement: Placement, *, num_envs: int = 0) -> Work:
     """Vector steps of ``num_envs`` environments in one process, or of all as they are placed.
 
     In several groups each steps by itself.
@@ -28,7 +28,10 @@ def env_step(workload: Workload, placement: Placement, *, num_envs: int = 0) -> 
     return Work(name="env_step", lane="sampler", calls=calls, parts=((task, calls),))
 
 
-def per_step(op: str, workload: Workload, placement: Placement, *, rows: int = 0) -> Work:
+env_step = reads("num_envs", "num_workers", "num_groups", "env_backend")(env_step_work)
+
+
+def per_step_work(op: str, workload: Workload, placement: Placement, *, rows: int = 0) -> Work:
     """A stage that runs once per vector step and group, on ``rows`` rows (0: all of the group)."""
     calls = workload.hyperparameters.rollout_steps * placement.num_groups
     task = Task(
@@ -44,6 +47,20 @@ def per_step(op: str, workload: Workload, placement: Placement, *, rows: int = 0
     return Work(name=op, lane="sampler", calls=calls, parts=((task, calls),))
 
 
+def per_step(op: str) -> Rule:
+    """The stage ``op``, which runs once per vector step and group."""
+
+    @reads("num_envs", "num_groups", "sample_device", "sample_threads", "engine")
+    def work(workload: Workload, placement: Placement) -> Work:
+        return per_step_work(op, workload, placement)
+
+    return work
+
+
+policy_step = per_step("policy_step")
+
+
+@reads("num_envs", "learn_device", "learn_threads", "engine")
 def gae(workload: Workload, placement: Placement) -> Work:
     """A rollout made ready to learn from."""
     task = Task(
@@ -59,6 +76,15 @@ def gae(workload: Workload, placement: Placement) -> Work:
     return Work(name="gae", lane="learner", calls=1, parts=((task, 1),))
 
 
+@reads(
+    "num_envs",
+    "minibatch_rows",
+    "learn_device",
+    "learn_threads",
+    "engine",
+    "precision",
+    "accumulation_steps",
+)
 def update(workload: Workload, placement: Placement) -> Work:
     """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller.
 
