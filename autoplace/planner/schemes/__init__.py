@@ -1,9 +1,9 @@
 """The schemes: an iteration as stages on lanes, a file and an entry per scheme.
 
 A scheme says, without any cost, which work an iteration consists of (:attr:`Scheme.work`), and,
-given the seconds of each kind of work, when it happens (:attr:`Scheme.layout`). Seconds and fields
-of placements are arrays with an entry for each placement. Adding a scheme to the planner is one file
-and its entry in :data:`SCHEMES`.
+given the seconds of each kind of work, when it happens (:attr:`Scheme.layout`). Seconds, and fields
+of placements, are arrays with an entry for each placement. Adding a scheme to the planner is one
+file and its entry in :data:`SCHEMES`.
 """
 
 from __future__ import annotations
