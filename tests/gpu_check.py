@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -26,7 +27,17 @@ WORKLOADS = (
     ("256x256", "Pendulum-v1", ("--hidden-sizes", "256,256", "--minibatch-rows", "512")),
     ("NatureCNN", CATCH, ("--epochs", "4", "--minibatch-rows", "256")),
 )
-SCHEMES = ("cpu", "hybrid", "gpu", "double-buffer")
+# (name of the run, options)
+RUNS = (
+    ("cpu", ("--scheme", "cpu")),
+    ("hybrid", ("--scheme", "hybrid")),
+    ("gpu", ("--scheme", "gpu")),
+    ("gpu by graph", ("--scheme", "gpu", "--engine", "graph")),
+    ("double-buffer", ("--scheme", "double-buffer")),
+    ("async", ("--scheme", "async")),
+)
+DRY_RUNS = ("cpu", "double-buffer", "async")  # what needs no accelerator
+CANDIDATES = 5  # about as many take turns in a race
 # The most of all the time that the tests, the calibration, each race and each run may take.
 TESTS_SHARE, CALIBRATION_SHARE, RACE_SHARE, RUN_SHARE = 0.3, 0.3, 0.2, 0.1
 
@@ -128,8 +139,31 @@ def check_calibration(check: Check) -> Path | None:
     return path
 
 
+def check_engines(check: Check, calibration: Path) -> None:
+    """What the steps take by each engine on the device, over the eager ones."""
+    start_s = time.monotonic()
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for row in json.loads(calibration.read_text(encoding="utf-8"))["measurements"]:
+        task = row["task"]
+        if task["op"] in ("policy_step", "update") and task.get("device", "cpu") == check.device:
+            same = json.dumps({**task, "engine": ""}, sort_keys=True)
+            by_engine = times.setdefault((task["op"], same), {})
+            by_engine[task.get("engine", "eager")] = statistics.median(row["times_s"])
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for (op, _), by_engine in times.items():
+        for engine in by_engine.keys() - {"eager"} if "eager" in by_engine else ():
+            ratios.setdefault((op, engine), []).append(by_engine["eager"] / by_engine[engine])
+    found = ", ".join(
+        f"{op} {engine} x {min(r):.2f} to {max(r):.2f} ({len(r)} sizes)"
+        for (op, engine), r in sorted(ratios.items())
+    )
+    step = Step("engines", f"speed over eager: {found or 'none was timed'}", 0.0)
+    step.seconds = time.monotonic() - start_s
+    check.steps.append(step)
+
+
 def check_race(check: Check, name: str, env: str, options: tuple[str, ...]) -> None:
-    seconds = RACE_SHARE * check.total_s / (4 * len(SCHEMES))  # beside planning and first turns
+    seconds = RACE_SHARE * check.total_s / (2 * CANDIDATES)  # beside planning and first turns
     printed = check.run(
         f"compare {name}",
         *("-m", "autoplace", "compare", env, *options, "--seconds", f"{seconds:.1f}", "--json"),
@@ -150,18 +184,21 @@ def check_race(check: Check, name: str, env: str, options: tuple[str, ...]) -> N
     )
 
 
-def check_run(check: Check, scheme: str) -> None:
-    given = () if scheme in ("cpu",) else ("--device", check.device)
+def check_run(check: Check, name: str, options: tuple[str, ...]) -> None:
+    given = () if name == "cpu" else ("--device", check.device)
+    folder = check.output / f"run-{name.replace(' ', '-')}"
     printed = check.run(
-        f"train {scheme}",
-        *("-m", "autoplace", "train", "CartPole-v1", "--scheme", scheme, *given, "--no-race"),
-        *("--total-steps", "20000", "--run-dir", str(check.output / f"run-{scheme}"), "--json"),
+        f"train {name}",
+        *("-m", "autoplace", "train", "CartPole-v1", *options, *given, "--no-race"),
+        *("--total-steps", "20000", "--run-dir", str(folder), "--json"),
         share=RUN_SHARE,
     )
     if printed is not None:
         last = json.loads(printed.strip().splitlines()[-1])
+        dropped = [v["dropped_because"] for v in last["engines"] if v["dropped_because"]]
         check.describe(
             f"{last['env_steps_per_s']:,.0f} steps/s, mean return {last['mean_return']:.0f}"
+            + "".join(f"; an engine was dropped: {reason}" for reason in dropped)
         )
 
 
@@ -181,12 +218,15 @@ def main() -> None:
         cards = [card["name"] for card in json.loads(machine)["accelerators"] if card["usable"]]
         check.describe(", ".join(cards) or "no usable accelerator")
     check_tests(check)
-    check_calibration(check)
+    calibration = check_calibration(check)
+    if calibration is not None:
+        check_engines(check, calibration)
     for name, env, options in WORKLOADS:
         check_race(check, name, env, options)
     is_dry = args.device == "cpu"
-    for scheme in ("cpu", "double-buffer") if is_dry else SCHEMES:
-        check_run(check, scheme)
+    for name, options in RUNS:
+        if not is_dry or name in DRY_RUNS:
+            check_run(check, name, options)
 
     rows = [f"{step.name:<20}{step.seconds:6.0f} s  {step.outcome}" for step in check.steps]
     table = "\n".join(rows)

@@ -7,14 +7,24 @@ import pytest
 import torch
 
 from autoplace import device as devices
+from autoplace.engines import COMPILE, EAGER, GRAPH
 from autoplace.measure.calibrate import calibrate
+from autoplace.ppo.batch import make_batch
+from autoplace.ppo.network import ActorCritic
+from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import make_policy_step, make_updater
+from autoplace.ppo.update import draw_permutations
 from autoplace.train import load_policy, train
+from autoplace.workload import Hyperparameters, NetworkSpec
 from tests.envs.catch import Catch
 from tests.envs.toys import register
 from tests.train.plans import Listener, make_plan
 
 pytestmark = pytest.mark.gpu
-SCHEMES = ("hybrid", "gpu", "double-buffer")
+SCHEMES = ("hybrid", "gpu", "double-buffer", "async")
+
+
+OPTIONS = {"double-buffer": {"lag": 1}, "async": {"lag": 1, "workers": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +41,9 @@ def on():
 def weights_after(scheme, device, env="CartPole-v1", **plan):
     listener = Listener()
     train(
-        make_plan(env, scheme=scheme, device=device, **plan), total_steps=96, callbacks=[listener]
+        make_plan(env, scheme=scheme, device=device, **OPTIONS.get(scheme, {}), **plan),
+        total_steps=96,
+        callbacks=[listener],
     )
     assert len(listener.reports) == 3
     return listener.flat
@@ -45,10 +57,77 @@ def test_a_scheme_in_turns_learns_what_the_cpu_does(scheme, env, on):
     )
 
 
-def test_an_overlapping_scheme_learns_what_it_does_on_the_cpu(on):
-    ours = weights_after("double-buffer", on)
-    theirs = weights_after("double-buffer", "cpu")
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_an_overlapping_scheme_learns_what_it_does_on_the_cpu(scheme, on):
+    ours, theirs = weights_after(scheme, on), weights_after(scheme, "cpu")
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+# --------------------------------------------------------------------------------------------------
+# Engines
+
+
+@pytest.fixture
+def recorder(on):
+    """A device that records its work."""
+    if not devices.has_graphs(on):
+        pytest.skip(f"{on} records no work")
+    return on
+
+
+def steps_by(engine, on, spec, iterations=2):
+    """Actions and weights after updates by one engine: recorded anew for each kind of step."""
+    hyper = Hyperparameters(num_envs=8, rollout_steps=16, hidden_sizes=spec.hidden_sizes)
+    plain = ActorCritic(spec, seed=1, normalize_observations=True, engine=engine)
+    network = plain.over(plain.flat.to(on))
+    rollout = Rollout(spec, rollout_steps=16, num_envs=8, device=on)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(16, 8, spec.action_size, generator=generator).to(on)
+    seen = torch.randn(17, 8, spec.observation_size, generator=generator).to(on)
+    act = make_policy_step(network)
+    updater = make_updater(network, hyper, minibatch_rows=32)
+    actions = []
+    for iteration in range(iterations):
+        for t in range(16):
+            act(seen[t], noise[t], rollout, t)
+        rollout.observations[-1].copy_(seen[-1])
+        rollout.outcomes.zero_()
+        rollout.rewards.copy_(seen[:16, :, 0])
+        actions.append(rollout.actions.cpu().clone())
+        orders = draw_permutations(128, 2, torch.Generator().manual_seed(iteration)).to(on)
+        batch = make_batch(network, rollout, hyper)
+        updater.update(batch, orders.unbind(0), learning_rate=1e-3, iteration=1)
+    return actions, network.flat.cpu(), updater.optimizer_state()["step"].item()
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("engine", [GRAPH, COMPILE])
+def test_steps_of_an_engine_are_the_eager_ones(engine, continuous, on):
+    if engine == GRAPH and not devices.has_graphs(on):
+        pytest.skip(f"{on} records no work")
+    if engine == COMPILE and continuous:
+        pytest.skip("one kind is enough, compilation is slow")
+    spec = NetworkSpec(
+        observation_size=6, hidden_sizes=(32, 32), action_size=3, continuous=continuous
+    )
+    (actions, flat, count), (eager_actions, eager_flat, eager_count) = (
+        steps_by(name, on, spec) for name in (engine, EAGER)
+    )
+    assert count == eager_count == 2 * 2 * 4
+    torch.testing.assert_close(actions[0], eager_actions[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(flat, eager_flat, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_replays_its_steps_and_learns_what_an_eager_one_does(scheme, recorder):
+    listener = Listener()
+    plan = make_plan(scheme=scheme, device=recorder, engine=GRAPH, **OPTIONS.get(scheme, {}))
+    result = train(plan, total_steps=96, callbacks=[listener])
+    failed = [v for v in result.engines if v.dropped_because and " takes " not in v.dropped_because]
+    assert not failed
+    assert any(v.engine == GRAPH for v in result.engines)
+    eager = weights_after(scheme, recorder)
+    torch.testing.assert_close(listener.flat, eager, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
