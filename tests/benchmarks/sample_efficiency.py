@@ -1,11 +1,14 @@
 """Sample efficiency beside Stable-Baselines3's PPO at the same hyperparameters, as curves.
 
     python tests/benchmarks/sample_efficiency.py --output DIR [--env CartPole-v1]... [--seeds N]
+    python tests/benchmarks/sample_efficiency.py --output DIR --curves FILE.csv...
 
 Both trainers get the same sizes and coefficients (Stable-Baselines3 through ``plan.for_sb3()``) and
 the same number of env steps. Returns are those of the episodes that end in training. DIR gets a
-CSV with a row per run, a picture, and a table of the mean return over the whole run (the area under
-the curve) and over its last tenth, with the standard error over the seeds.
+CSV with a row per run, a picture, and a table: the mean return over the whole run (the area under
+the curve) and over its last tenth, with the standard error over the seeds, and whether the two
+trainers differ by more than the seeds explain: the 95 % interval of the difference and the p-value
+of Welch's test. `--curves` makes the picture and the table of runs that are there already.
 
 `--scheme double-buffer` has autoplace sample with weights that are one iteration old.
 """
@@ -14,11 +17,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -122,26 +125,27 @@ def run_theirs(plan: Plan, total_steps: int, seed: int) -> Episodes:
     return found
 
 
-def summary(curves: np.ndarray) -> tuple[float, float, float, float]:
-    """(mean over the run, its standard error, mean over the last tenth, its standard error)."""
-    root = math.sqrt(len(curves))
-    whole, last = curves.mean(1), curves[:, -POINTS // 10 :].mean(1)
-    return whole.mean(), whole.std(ddof=1) / root, last.mean(), last.std(ddof=1) / root
+def compared(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Two sets of seeds, and whether they differ by more than chance: Welch's test."""
+    sides = "".join(
+        f"{x.mean():>10.1f} +- {x.std(ddof=1) / len(x) ** 0.5:<7.1f}" for x in (ours, theirs)
+    )
+    apart = ours.mean() - theirs.mean()
+    if np.ptp(np.concatenate([ours, theirs])) == 0:
+        return f"{sides}  the same"
+    test = stats.ttest_ind(ours, theirs, equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    word = "within noise" if test.pvalue > 0.05 else "apart"
+    return f"{sides}  {apart:+.1f} ({low:+.1f} to {high:+.1f}), p {test.pvalue:.2f}: {word}"
 
 
 def describe(env: str, curves: dict[str, np.ndarray]) -> str:
-    """A table, and whether the two differ by more than chance would explain."""
-    lines = [f"{env:<20}{'whole run':>22}{'last tenth':>22}"]
-    found = {name: summary(rows) for name, rows in curves.items()}
-    for name, (whole, whole_error, last, last_error) in found.items():
-        lines.append(
-            f"  {name:<18}{whole:>12.1f} +- {whole_error:<6.1f}{last:>12.1f} +- {last_error:<6.1f}"
-        )
-    ours, theirs = found[OURS], found[THEIRS]
-    for at, part in ((0, "whole run"), (2, "last tenth")):
-        error = math.hypot(ours[at + 1], theirs[at + 1])
-        lines.append(f"  {part}: {(ours[at] - theirs[at]) / error:+.1f} standard errors apart")
-    return "\n".join(lines)
+    """A table of what was returned, and whether the two trainers differ."""
+    rows = [f"{env:<14}{OURS:>20}{THEIRS:>21}  difference (95 % interval)"]
+    for part, points in (("whole run", slice(None)), ("last tenth", slice(-POINTS // 10, None))):
+        ours, theirs = (curves[name][:, points].mean(1) for name in (OURS, THEIRS))
+        rows.append(f"  {part:<12}{compared(ours, theirs)}")
+    return "\n".join(rows)
 
 
 def draw(path: Path, results: dict[str, dict[str, np.ndarray]]) -> None:
@@ -162,31 +166,52 @@ def draw(path: Path, results: dict[str, dict[str, np.ndarray]]) -> None:
     figure.savefig(path, dpi=150)
 
 
+def run(envs: list[str], num_seeds: int | None, scheme: str, file: Path) -> None:
+    """Train with both and write a row per run as soon as it is done."""
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(["env", "trainer", "seed", *(f"point_{i + 1}" for i in range(POINTS))])
+        for env in envs:
+            total_steps, seeds, _ = TASKS[env]
+            plan = make_plan(env, scheme)
+            for seed in range(num_seeds or seeds):
+                for name, train in ((OURS, run_ours), (THEIRS, run_theirs)):
+                    curve = train(plan, total_steps, seed).curve(total_steps)
+                    writer.writerow([env, name, seed, *(f"{value:.2f}" for value in curve)])
+                    out.flush()
+
+
+def read(files: list[Path]) -> dict[str, dict[str, np.ndarray]]:
+    """``[seeds, POINTS]`` by environment and trainer."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for file in files:
+        with file.open(newline="", encoding="utf-8") as lines:
+            for env, name, _, *values in list(csv.reader(lines))[1:]:
+                curves = found.setdefault(env, {OURS: [], THEIRS: []})
+                curves[name].append([float(value) for value in values])
+    return {
+        env: {name: np.array(rows) for name, rows in curves.items()}
+        for env, curves in found.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--env", action="append", choices=list(TASKS), dest="envs")
     parser.add_argument("--seeds", type=int, help="of each trainer; 5, for Hopper-v5 3")
     parser.add_argument("--scheme", default="cpu", choices=("cpu", "double-buffer"))
+    parser.add_argument("--curves", type=Path, nargs="+", help="of earlier runs")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
 
-    results: dict[str, dict[str, np.ndarray]] = {}
-    with (args.output / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["env", "trainer", "seed", *(f"point_{i + 1}" for i in range(POINTS))])
-        for env in args.envs or list(TASKS):
-            total_steps, seeds, _ = TASKS[env]
-            plan = make_plan(env, args.scheme)
-            curves: dict[str, list[np.ndarray]] = {OURS: [], THEIRS: []}
-            for seed in range(args.seeds or seeds):
-                for name, run in ((OURS, run_ours), (THEIRS, run_theirs)):
-                    curve = run(plan, total_steps, seed).curve(total_steps)
-                    curves[name].append(curve)
-                    writer.writerow([env, name, seed, *(f"{value:.2f}" for value in curve)])
-                    file.flush()
-            results[env] = {name: np.stack(rows) for name, rows in curves.items()}
-            print(describe(env, results[env]), flush=True)
+    files = args.curves
+    if files is None:
+        files = [args.output / "curves.csv"]
+        run(args.envs or list(TASKS), args.seeds, args.scheme, *files)
+    results = read(files)
+    for env, curves in results.items():
+        print(describe(env, curves), flush=True)
     draw(args.output / "curves.png", results)
 
 

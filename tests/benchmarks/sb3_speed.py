@@ -4,8 +4,9 @@
 
 Sizes and coefficients are the same on both sides; what differs is what the plan decides: threads,
 device and vector environment. Both models live in one process and take turns of whole iterations,
-so that a machine that is faster for a while is so for both. The ratio of a pair of neighbouring
-turns is what counts; below 0.9 the hand-over is slower.
+so that a machine that is faster for a while is so for both. What counts is the ratio of a pair of
+neighbouring turns: their median, with the 90 % interval of the bootstrap over the pairs. The
+hand-over is slower where the whole interval lies below 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.util
 import statistics
 import time
 
+import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common import vec_env as vec_envs
@@ -76,6 +78,13 @@ def defaults(arguments: Sb3Arguments, threads: int) -> Side:
     return Side(PPO(env=env, **{**arguments.ppo, "device": "auto"}), threads)
 
 
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """90 % interval of the median ratio, by the bootstrap over the pairs."""
+    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), (0.05, 0.95))
+    return float(low), float(high)
+
+
 def compare(name: str, threads: int, turns: int, seconds: float) -> str:
     """One line on a workload; ``threads`` are Stable-Baselines3's own."""
     env, changes = WORKLOADS[name]
@@ -91,12 +100,14 @@ def compare(name: str, threads: int, turns: int, seconds: float) -> str:
         rates = {side: side.turn(seconds) for side in order}
         pairs.append((rates[ours], rates[theirs]))
     ratios = [ours_rate / theirs_rate for ours_rate, theirs_rate in pairs]
+    low, high = interval(ratios)
+    word = "slower" if high < 1 else "no slower"
     planned_rate, default_rate = (statistics.median(column) for column in zip(*pairs, strict=True))
     return (
         f"{name} {env}: planned {planned_rate:,.0f} env steps/s ({arguments.torch_threads} "
         f"threads, {arguments.vec_env_class}, {arguments.ppo['device']}), defaults "
         f"{default_rate:,.0f} ({threads} threads, DummyVecEnv, auto), ratio "
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f}): {word}"
     )
 
 
