@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from autoplace.device import fast_matmuls
+from autoplace.ppo.adam import Adam
 from autoplace.ppo.network import ActorCritic
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,19 +44,19 @@ class Arithmetic:
         """The loss to go backward from."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale(self, optimizer: Adam) -> None:
         """Bring the gradients back to their size; notes whether one overflowed."""
         if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
+            self._scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
     def norm_to_report(self, norm: Tensor) -> Tensor:
         """A gradient norm for the metrics: 0 where the step is left out for an overflow."""
         return norm if self._scaler is None else torch.where(norm.isfinite(), norm, 0.0)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
+    def step(self, optimizer: Adam) -> None:
         """Step, or leave the weights as they are where a gradient overflowed."""
         if self._scaler is None:
             optimizer.step()
         else:
-            self._scaler.step(optimizer)
+            self._scaler.step(optimizer)  # type: ignore[arg-type]
             self._scaler.update()

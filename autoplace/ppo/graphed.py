@@ -12,12 +12,13 @@ from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.engines import GRAPH
+from autoplace.ppo.adam import ADAM_EPS, Adam
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.engine_updater import EngineUpdater
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.policy_step import choose_actions
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.update import ADAM_EPS, minibatch_losses
+from autoplace.ppo.update import minibatch_losses
 
 
 class GraphPolicyStep:
@@ -57,7 +58,7 @@ class GraphUpdater(EngineUpdater):
 
     engine = GRAPH
 
-    def _make_optimizer(self, learning_rate: float) -> torch.optim.Adam:
+    def _make_optimizer(self, learning_rate: float) -> Adam:
         # A recording reads the step size from memory, as it does Adam's count of steps.
         step_size = torch.tensor(learning_rate, device=self._flat.device)
         return torch.optim.Adam(

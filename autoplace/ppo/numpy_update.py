@@ -16,15 +16,13 @@ from torch import Tensor
 
 from autoplace.engines import NUMPY
 from autoplace.ppo import numpy_loss
+from autoplace.ppo.adam import ADAM_EPS, BETA_1, BETA_2, Adam, HostAdam
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.engine_updater import EngineUpdater
 from autoplace.ppo.network import ActorCritic, host_perceptron
 from autoplace.ppo.numpy_perceptron import Array
 from autoplace.ppo.trial import Hear
-from autoplace.ppo.update import ADAM_EPS
 from autoplace.workload import Hyperparameters
-
-_BETA_1, _BETA_2 = 0.9, 0.999  # Adam's, as torch has them by default
 
 
 class NumpyUpdater(EngineUpdater):
@@ -51,6 +49,9 @@ class NumpyUpdater(EngineUpdater):
         self._critic = host_perceptron(network.critic_layers)
         ends = itertools.accumulate(spec.action_heads or (spec.action_size,), initial=0)
         self._heads = [slice(*pair) for pair in itertools.pairwise(ends)]
+
+    def _make_optimizer(self, learning_rate: float) -> Adam:
+        return HostAdam(self._flat, learning_rate)
 
     def engine_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
         """One gradient step on the rows ``index`` (int64 ``[B]``)."""
@@ -134,17 +135,17 @@ class NumpyUpdater(EngineUpdater):
         first, second = self._first, self._second
         self._count += 1
         steps = float(self._count)
-        first *= _BETA_1
-        first += np.multiply(slope, (1.0 - _BETA_1) * clip, out=scratch)
-        second *= _BETA_2
+        first *= BETA_1
+        first += np.multiply(slope, (1.0 - BETA_1) * clip, out=scratch)
+        second *= BETA_2
         np.multiply(slope, slope, out=scratch)
-        scratch *= (1.0 - _BETA_2) * clip * clip
+        scratch *= (1.0 - BETA_2) * clip * clip
         second += scratch
         np.sqrt(second, out=scratch)
-        scratch *= 1.0 / math.sqrt(1.0 - _BETA_2**steps)
+        scratch *= 1.0 / math.sqrt(1.0 - BETA_2**steps)
         scratch += ADAM_EPS
         np.divide(first, scratch, out=scratch)
-        scratch *= self._learning_rate / (1.0 - _BETA_1**steps)
+        scratch *= self._learning_rate / (1.0 - BETA_1**steps)
         self._weights -= scratch
 
     # ----------------------------------------------------------------------------------------------

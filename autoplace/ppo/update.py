@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autoplace.engines import FP32
 from autoplace.errors import RunError
+from autoplace.ppo.adam import Adam, make_adam
 from autoplace.ppo.arithmetic import Arithmetic
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.distribution import entropy as mean_entropy
@@ -18,9 +19,6 @@ from autoplace.ppo.distribution import log_prob
 from autoplace.ppo.loss import approximate_kl, clip_fraction, ppo_loss, standardize
 from autoplace.ppo.network import ActorCritic
 from autoplace.workload import Hyperparameters, minibatch_sizes
-
-ADAM_EPS = 1e-5  # as in the original PPO code; Adam's default of 1e-8 learns less stably
-
 
 Losses = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]  # of minibatch_losses
 _KL = 3  # place of the KL divergence among the metrics
@@ -95,7 +93,7 @@ class Updater:
         self._metrics = torch.zeros(6, device=weights.device)
         self._optimizer = self._make_optimizer(hyperparameters.learning_rate)
 
-    def _make_optimizer(self, learning_rate: float) -> torch.optim.Adam:
+    def _make_optimizer(self, learning_rate: float) -> Adam:
         return make_adam(self._flat, learning_rate)
 
     def _bind_gradients(self) -> None:
@@ -283,14 +281,6 @@ def minibatch_losses(
         clipped = clip_fraction(loss.ratio, hyper.clip_range)
         terms = loss.policy, loss.value, entropy, kl, clipped
         return loss.total, tuple(term.detach() for term in terms)
-
-
-def make_adam(parameter: torch.nn.Parameter, learning_rate: float) -> torch.optim.Adam:
-    """Adam in one kernel where torch has that for the device, else its plain form."""
-    try:
-        return torch.optim.Adam([parameter], lr=learning_rate, eps=ADAM_EPS, fused=True)
-    except RuntimeError:  # torch names the devices that it has a fused kernel for
-        return torch.optim.Adam([parameter], lr=learning_rate, eps=ADAM_EPS)
 
 
 def draw_permutations(num_rows: int, epochs: int, generator: torch.Generator) -> Tensor:

@@ -1,5 +1,8 @@
 """The numpy engine computes what the eager one computes, and its loss by hand."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -208,3 +211,25 @@ def test_a_minibatch_of_another_size_uses_none_of_the_rows_before():
     for each in (updater, other):
         each.minibatch_step(batch, torch.arange(5))
     assert torch.equal(network.flat, fresh.flat)
+
+
+def test_its_gradient_steps_do_not_import_torchs_compiler() -> None:
+    code = """
+import sys, torch
+from autoplace.ppo.batch import Batch
+from autoplace.ppo.network import ActorCritic
+from autoplace.ppo.steps import make_updater
+from autoplace.workload import Hyperparameters, NetworkSpec
+spec = NetworkSpec(observation_size=3, hidden_sizes=(8,), action_size=2)
+hyper = Hyperparameters(num_envs=2, rollout_steps=4, hidden_sizes=(8,))
+verdicts = []
+network = ActorCritic(spec, engine="numpy")
+updater = make_updater(network, hyper, minibatch_rows=8, hear=verdicts.append)
+batch = Batch(torch.randn(8, 7) * torch.tensor([1, 1, 1, 0, 1, 1, 1]), spec)
+for _ in range(8):
+    updater.minibatch_step(batch, torch.arange(8))
+assert verdicts[0].dropped_because is None, verdicts
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

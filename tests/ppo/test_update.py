@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from autoplace.envs.spaces import observation_codec
+from autoplace.ppo.adam import ADAM_EPS, HostAdam, make_adam
 from autoplace.ppo.batch import make_batch
 from autoplace.ppo.distribution import draw_noise, log_prob
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout, rollout_bytes
-from autoplace.ppo.update import ADAM_EPS, NonFiniteUpdateError, Updater, draw_permutations
+from autoplace.ppo.update import NonFiniteUpdateError, Updater, draw_permutations
 from autoplace.workload import Hyperparameters, NetworkSpec
 
 
@@ -307,3 +308,24 @@ def test_a_batch_of_several_heads_keeps_every_choice_and_has_ratio_one(heads):
     held = (rollout.observations, rollout.actions, rollout.outcomes)
     expected = sum(tensor.numel() * tensor.element_size() for tensor in held)
     assert rollout_bytes(spec, rollout_steps=16, num_envs=4) == expected
+
+
+def test_adam_in_plain_operations_is_torchs_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(50, generator=generator)
+    theirs, ours = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    expected, found = make_adam(theirs, 1e-2), HostAdam(ours, 1e-2)
+    found.state[ours] = {
+        "step": torch.tensor(0.0),
+        "exp_avg": torch.zeros(50),
+        "exp_avg_sq": torch.zeros(50),
+    }
+    for step in range(20):
+        for optimizer, parameter in ((expected, theirs), (found, ours)):
+            parameter.grad = torch.sin(10 * start + step)
+            optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
+            optimizer.step()
+    assert not torch.equal(ours, start)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(found.state[ours][name], expected.state[theirs][name])
