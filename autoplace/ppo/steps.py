@@ -83,6 +83,7 @@ class TriedPolicyStep:
         """Try ``step`` of a network and tell ``hear`` what came of it."""
         self._step, self._eager = step, PolicyStep(network)
         self._trial = Trial(network.engine_here, "policy step", str(network.flat.device), hear)
+        self._settle()
 
     def __call__(self, observations: Tensor, noise: Tensor, rollout: Rollout, t: int) -> Tensor:
         """Write row ``t`` of ``rollout`` and return its actions."""
@@ -102,8 +103,11 @@ class TriedPolicyStep:
             trial.fail(error)
         else:
             trial.add(eager_s, engine_s, _difference(expected, found))
-        if trial.is_dropped:
-            self._step = eager
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._trial.is_dropped:
+            self._step = self._eager
 
 
 def _difference(expected: Tensor, found: Tensor) -> float:

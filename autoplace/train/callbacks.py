@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autoplace.engines import Verdict
 from autoplace.envs.episodes import Episode
 from autoplace.planner.plan import Plan
 from autoplace.ppo.update import UpdateStats
@@ -69,6 +70,7 @@ class IterationReport:
         max_policy_lag: the oldest of them.
         stage_s: seconds of each (stage, lane), waits included.
         update: losses and what else the update said.
+        engines: what came, so far, of each engine that was compared with the eager one.
     """
 
     iteration: int
@@ -91,6 +93,7 @@ class IterationReport:
     max_policy_lag: int
     stage_s: dict[StageKey, float]
     update: UpdateStats
+    engines: tuple[Verdict, ...] = ()
 
     @property
     def env_only_steps_per_s(self) -> float:

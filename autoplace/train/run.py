@@ -275,6 +275,7 @@ class Run:
             max_policy_lag=completed.lag.max,
             stage_s=stages,
             update=completed.update,
+            engines=tuple(self._setup.engines.verdicts),
         )
 
     def _remark_on_endless_episodes(self) -> None:

@@ -45,6 +45,8 @@ _THROTTLED_FRACTION = 0.02
 SWITCH_GAIN_FRACTION = 0.1  # of an iteration, below which predictions are too unsure to act on
 _SAFETY = 2.0  # what a change must save, in multiples of its cost
 
+_STEPS = {"policy_step": "policy step", "update": "gradient step"}  # as engines' verdicts name them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
@@ -56,7 +58,7 @@ class Deviation:
         predicted_s: seconds per iteration in the plan.
         measured_s: median seconds per iteration in the window.
         noise_fraction: standard error of that median, relative to it.
-        kind: ``quota``, ``load``, ``environment``, ``slower``, ``faster``, ``relief``,
+        kind: ``engine``, ``quota``, ``load``, ``environment``, ``slower``, ``faster``, ``relief``,
             ``contention`` or ``unknown``.
         cause: the same in words, with the evidence.
     """
@@ -204,7 +206,7 @@ class SelfCheck(Callback):
         window.total_s += report.iteration_s
         if report.mean_length is not None:
             window.lengths.append(report.mean_length)
-        self._iteration = report.iteration
+        self._iteration, self._engines = report.iteration, report.engines
         self.is_due = len(window.stages) >= WINDOW_ITERATIONS and window.total_s >= self._window_s
 
     def is_off(self) -> bool:
@@ -291,6 +293,9 @@ class SelfCheck(Callback):
     def _cause(self, stage: Stage, evidence: Evidence) -> tuple[str, str]:
         is_slow = self._window.median((stage.name, stage.lane)) > stage.total_s
         on = self._device_of(stage)
+        lost = [v for v in self._engines if v.dropped_because and v.step == _STEPS.get(stage.name)]
+        if is_slow and lost:
+            return "engine", f"the engine {lost[0].engine} was dropped ({lost[0].dropped_because})"
         slowdown = evidence.slowdown.get(on, 1.0)
         if is_slow and evidence.throttled_fraction > _THROTTLED_FRACTION:
             share = format_percent(evidence.throttled_fraction)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autoplace.engines import Verdict
 from autoplace.planner.plan import Stage
 from autoplace.train import self_check
 from autoplace.train.self_check import SelfCheck
@@ -58,7 +59,7 @@ class Told:
         return Evidence(**{"slowdown": {}, **self.seen})
 
 
-def checked(*windows, plan=None, lengths=(100.0,), switched=False, **seen):
+def checked(*windows, plan=None, lengths=(100.0,), switched=False, engines=(), **seen):
     """A check after windows of given factors by stage name, each of 10 iterations."""
     check = SelfCheck(Told(**seen))
     plan = plan or planned()
@@ -77,7 +78,11 @@ def checked(*windows, plan=None, lengths=(100.0,), switched=False, **seen):
             length = lengths[min(number, len(lengths) - 1)]
             check.on_iteration(
                 SimpleNamespace(
-                    stage_s=stages, iteration_s=0.1, mean_length=length, iteration=iteration
+                    stage_s=stages,
+                    iteration_s=0.1,
+                    mean_length=length,
+                    iteration=iteration,
+                    engines=engines,
                 )
             )
         assert check.is_due
@@ -124,6 +129,22 @@ def test_sides_that_overlap_and_are_slow_on_a_quiet_machine_slow_each_other_down
     assert {kind for _, kind in found(slow, plan=planned("double-buffer"))} == {"contention"}
 
 
+def test_a_dropped_engine_explains_the_step_that_it_was_for():
+    slow = {"policy_step": 5.0, "update": 5.0}
+    lost = Verdict(
+        engine="compile",
+        step="gradient step",
+        dropped_because="no compiler",
+        one_off_s=0.0,
+        engine_s=0.0,
+        eager_s=1e-3,
+    )
+    assert found(slow, engines=(lost,), slowdown={"cpu": 1.5}) == [
+        ("policy_step", "slower"),
+        ("update", "engine"),
+    ]
+
+
 def test_load_explains_nothing_that_is_faster():
     fast = {"env_step": 0.2, "update": 0.2, "policy_step": 0.2}
     assert ("update", "unknown") in found(fast, other_cpus=1.0)
@@ -153,7 +174,11 @@ def test_what_was_said_is_said_again_only_when_it_has_changed():
             stages = {**PREDICTED, ("update", "learner"): 0.068 * factor}
             check.on_iteration(
                 SimpleNamespace(
-                    stage_s=stages, iteration_s=0.1, mean_length=None, iteration=iteration
+                    stage_s=stages,
+                    iteration_s=0.1,
+                    mean_length=None,
+                    iteration=iteration,
+                    engines=(),
                 )
             )
         assert check.is_due and check.is_off() == is_news
