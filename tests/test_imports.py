@@ -159,7 +159,7 @@ def test_these_do_not_import_torch(module: str) -> None:
     [
         ("autoplace.train.learner_process", {"gymnasium", "scipy", "tensorboard"}),
         ("autoplace.train.sampler_process", {"scipy", "tensorboard"}),
-        ("autoplace.train.loop", {"sklearn", "matplotlib", "tensorflow"}),
+        ("autoplace.train.loop", {"sklearn", "matplotlib", "tensorboard"}),
     ],
 )
 def test_a_run_and_its_processes_import_only_what_they_need(

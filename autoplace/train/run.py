@@ -31,7 +31,6 @@ from autoplace.train.policy import Policy
 from autoplace.train.saving import Saver
 from autoplace.train.schemes.base import Completed, Setup
 from autoplace.train.self_check import Check
-from autoplace.train.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +121,8 @@ class Run:
 
     def _begin(self) -> None:
         if self._run_dir is not None:
+            from autoplace.train.tensorboard import TensorBoard  # imports tensorboard
+
             self._saver = Saver(
                 self._run_dir, self._plan.workload, self._checkpoint_every, self.progress
             )
