@@ -9,7 +9,7 @@ smooth function of the logarithms of sizes, ``u`` each task's own deviation. Fac
 first, robustly; around them the physics is linear in their logarithms, so that all three together
 are one Gaussian process (universal kriging; Rasmussen and Williams 2006, section 2.7):
 
-    K = J S J' + s^2 RBF(length) + nugget^2 I + diag(standard errors^2),
+    K = J S J' + s^2 Matern(length, nu=1.5) + nugget^2 I + diag(standard errors^2),
 
 ``J`` the derivatives of ``log p``, ``S`` how far a factor may be off. What the timings leave open
 of the factors widens a prediction as much as it matters there, and predictions that share them are
@@ -89,7 +89,7 @@ class Correction:
         self._low, self._high = features.min(axis=0), features.max(axis=0)
         self._scale = np.maximum(features.std(axis=0), _LEAST_SPREAD)
         self._features = features / self._scale
-        smooth = {length: _rbf(self._features, self._features, length) for length in _LENGTHS}
+        smooth = {length: _smooth(self._features, self._features, length) for length in _LENGTHS}
         shared = FACTOR_ERROR**2 * self._gradients @ self._gradients.T + np.diag(errors**2)
         identity = np.eye(len(rows))
         covariances = np.array(
@@ -152,9 +152,9 @@ class Correction:
         for (length, signal, nugget), weight, inverse, solved in zip(
             self._hyperparameters, self._weights, self._inverses, self._solved, strict=True
         ):
-            across = by_rates_to_timed + signal**2 * _rbf(features, self._features, length)
+            across = by_rates_to_timed + signal**2 * _smooth(features, self._features, length)
             means.append(across @ solved)
-            own = by_rates + signal**2 * _rbf(features, features, length)
+            own = by_rates + signal**2 * _smooth(features, features, length)
             covariance += weight * (own - across @ inverse @ across.T)
             nugget_variance += weight * nugget**2
         mean = self._weights @ np.array(means)
@@ -163,10 +163,14 @@ class Correction:
         return base + mean, covariance, nugget_variance
 
 
-def _rbf(left: Array, right: Array, length: float) -> Array:
-    """``exp(-d^2 / 2 length^2)`` of the distances ``d`` of rows ``[M, F]`` and ``[N, F]``."""
+def _smooth(left: Array, right: Array, length: float) -> Array:
+    """Matérn's kernel with nu = 3/2 of the rows ``[M, F]`` and ``[N, F]`` (ibid., eq. 4.17).
+
+    Rougher than a Gaussian: libraries change their algorithms from one size to the next.
+    """
     apart = left[:, None, :] - right[None, :, :]
-    return np.asarray(np.exp(-0.5 / length**2 * np.square(apart).sum(axis=2)))
+    scaled = np.sqrt(3.0 * np.square(apart).sum(axis=2)) / length
+    return np.asarray((1.0 + scaled) * np.exp(-scaled))
 
 
 def _stretch(z_scores: Array) -> float:

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 from autoplace.correction import FACTOR_ERROR, Z90, Correction, share_hyperparameters
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
-from autoplace.physics import Line, Parts, Primitives, fit_line, physics
+from autoplace.physics import Curve, Line, Parts, Primitives, fit_line, physics
 from autoplace.standard_errors import standard_errors
 
 __all__ = ["CONTEXT_ERROR", "UNTIMED_ERROR", "Z90", "Cost", "CostModel", "fit_cost_model"]
@@ -41,6 +41,8 @@ Array = NDArray[np.float64]
 # Relative standard error that a step's time within a run has on top, known from timing it alone:
 # there it meets caches, allocators and sleeping threads as the stages before it left them.
 CONTEXT_ERROR = 0.04
+# Relative standard error of a size between two timed ones, beyond what bounds it.
+CURVE_ERROR = 0.03
 # Relative standard error of a prediction in whose kind nothing at all was timed, of a time that was
 # scaled from another machine's, and of any on a machine that is modelled from published figures.
 UNTIMED_ERROR = FACTOR_ERROR
@@ -123,6 +125,16 @@ class CostModel:
             for kind, rows in groups.items()
         }
         share_hyperparameters(list(self._corrections.values()))
+        streamed: dict[tuple[str, str, int], list[Measurement]] = defaultdict(list)
+        for measurement in timed:
+            task = measurement.task
+            if task.op == "elementwise":
+                streamed[task.op, task.device, task.threads].append(measurement)
+        self._curves = {
+            key: (Curve.of(rows), CURVE_ERROR + max(self._errors[m.task] for m in rows))
+            for key, rows in streamed.items()
+            if len(rows) >= 2
+        }
 
     def _parts(self, task: Task) -> Parts:
         return physics(self._primitives, task)
@@ -168,6 +180,8 @@ class CostModel:
                 costs[task] = _cost(measured.median_s, self._errors[task], source)
             elif task.op == "env_step":
                 costs[task] = self._env_step(task)
+            elif (task.op, task.device, task.threads) in self._curves:
+                costs[task] = self._on_curve(task)
             else:
                 pending[_kind(task)].append(task)
         for kind, group in pending.items():
@@ -222,6 +236,15 @@ class CostModel:
             joint = correction.joint(group, [self._parts(task) for task in group])
             mean[indices], covariance[np.ix_(indices, indices)] = joint
         return mean, covariance
+
+    def _on_curve(self, task: Task) -> Cost:
+        """Between sizes that were timed at the same threads."""
+        curve, error = self._curves[task.op, task.device, task.threads]
+        seconds, factor = curve(float(task.shape[0]))
+        inside = curve.sizes[0] <= task.shape[0] <= curve.sizes[-1]
+        beyond = 0.0 if inside else abs(math.log(task.shape[0] / curve.sizes[-1]))
+        error = math.hypot(error, math.log(factor) / Z90, 0.1 * beyond)
+        return _cost(seconds, error, "interpolated" if inside else "extrapolated")
 
     def _env_step(self, task: Task) -> Cost:
         """A vector step of n envs costs a + b n, from the measured numbers of the same env."""

@@ -27,13 +27,14 @@ OPS = (
     "launch",  # one tiny operation, issued and waited for
     "copy",  # bytes between host and device
     "handoff",  # a small message to another thread of control and its answer
+    "hand_over",  # the same once in a while, as a sampler tells a learner of a rollout
     "process_start",  # a trainer's process spawned, until it is ready
     "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
     "obs_to_device",  # one vector step's observations leave for the device
     "action_to_host",  # one vector step's actions come back, the wait for the policy included
-    "gae",  # a whole rollout made ready to learn from: values, log-probabilities, advantages
+    "gae",  # a rollout made ready to learn from: values, advantages, statistics of observations
     "update",  # the trainer's own: one gradient step on one minibatch
     "engine_setup",  # once: an engine makes a policy step and a gradient step ready
     "weights_to_host",  # the sampler's network on the host brought up to date from the device

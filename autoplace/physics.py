@@ -11,17 +11,19 @@ h, g                    rows and columns of its result at which a matmul reaches
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from autoplace.engines import EAGER, NUMPY
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.workload import FLOAT_BYTES
@@ -35,18 +37,26 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Seconds of an (m, k) @ (k, n): a + max(flops / R (1 + h / m)(1 + g / n), bytes / B)."""
+    """Seconds of an (m, k) @ (k, n): a + max(flops / R (1 + h / m)(1 + g / n), bytes / B).
+
+    Columns are computed in blocks (vector registers, tiles): so many count as make up whole ones.
+    A single row is another algorithm, which streams the matrix: a + bytes / V, where V was timed.
+    """
 
     fixed_s: float
     flops_per_s: float
     bytes_per_s: float
     half_rows: float
     half_columns: float
+    block: float = 1.0
+    vector_bytes_per_s: float = 0.0
 
     def work_s(self, m: float, k: float, n: float) -> float:
         """Seconds without the fixed part."""
-        flops = 2.0 * m * k * n
+        flops = 2.0 * m * k * self.block * math.ceil(n / self.block)
         nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
+        if m == 1 and self.vector_bytes_per_s:
+            return nbytes / self.vector_bytes_per_s
         shape = (1 + self.half_rows / m) * (1 + self.half_columns / n)
         return max(flops / self.flops_per_s * shape, nbytes / self.bytes_per_s)
 
@@ -54,6 +64,8 @@ class Matmul:
         """Derivatives of that by the logarithms of 1 + h, 1 + g and B."""
         work_s = self.work_s(m, k, n)
         nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
+        if m == 1 and self.vector_bytes_per_s:
+            return 0.0, 0.0, 0.0
         if work_s <= nbytes / self.bytes_per_s:
             return 0.0, 0.0, -work_s
         rows, columns = self.half_rows, self.half_columns
@@ -72,44 +84,85 @@ class Line:
         return self.fixed_s + nbytes / self.bytes_per_s
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by size where every level of caches has a rate of its own.
+
+    Where larger sizes are the slower ones, the time between two sizes that were timed lies below
+    the chord and above the straight line through the two before it.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Measurement]) -> Curve:
+        """The curve through timed sizes, at least two."""
+        points = sorted((float(m.task.shape[0]), m.median_s) for m in rows)
+        return cls(tuple(size for size, _ in points), tuple(seconds for _, seconds in points))
+
+    def __call__(self, size: float) -> tuple[float, float]:
+        """Seconds for that size, and by what factor they may be off either way."""
+        sizes, seconds = self.sizes, self.seconds
+        right = min(max(bisect.bisect_left(sizes, size), 1), len(sizes) - 1)
+        chord_s = self._line(right - 1, size)
+        low_s = chord_s
+        if right > 1 and sizes[right - 1] < size < sizes[right]:
+            low_s = min(max(self._line(right - 2, size), seconds[right - 1]), chord_s)
+        low_s, chord_s = max(low_s, 0.5 * seconds[0]), max(chord_s, 0.5 * seconds[0])
+        return math.sqrt(low_s * chord_s), math.sqrt(chord_s / low_s)
+
+    def _line(self, left: int, size: float) -> float:
+        """Seconds of ``size`` on the line through two neighbours."""
+        slope = (self.seconds[left + 1] - self.seconds[left]) / (
+            self.sizes[left + 1] - self.sizes[left]
+        )
+        return self.seconds[left] + slope * (size - self.sizes[left])
+
+
+_FARTHEST = 60.0  # logarithms beyond which no rate or size is tried
+_BLOCKS = (4.0, 8.0, 16.0, 32.0)
 _HALF_SIZES = ((0.5, 0.5), (16.0, 0.5), (256.0, 0.5), (8.0, 16.0))
 
 
-def _fit_matmul(rows: Sequence[Measurement]) -> Matmul:
+def _fit_matmul(timed: Sequence[Measurement]) -> Matmul:
+    single = [m for m in timed if m.task.shape[0] == 1]
+    if len(single) < 2:  # too few to tell a rate of their own
+        single = []
+    rows = [m for m in timed if m not in single]
     shapes = np.array([m.task.shape for m in rows], dtype=float)
     seconds = np.array([m.median_s for m in rows])
     m, k, n = shapes.T
-    flops = 2 * m * k * n
     nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
 
-    def log_ratio(theta: Array) -> Array:
-        fixed, rate, bandwidth, rows_, columns = np.exp(theta)
+    def log_ratio(theta: Array, block: float) -> Array:
+        flops = 2 * m * k * block * np.ceil(n / block)
+        fixed, rate, bandwidth, rows_, columns = np.exp(np.clip(theta, -_FARTHEST, _FARTHEST))
         shape = (1 + rows_ / m) * (1 + columns / n)
         model = fixed + np.maximum(flops / rate * shape, nbytes / bandwidth)
         # What the shapes leave open is drawn, very weakly, towards a rate that holds for all.
         open_ = 1e-3 * (theta[3:] - math.log(0.5))
         return np.concatenate([np.log(model / seconds), open_])
 
-    # Rates and half-rate sizes trade off, so the fit is started from several of the latter.
-    fits = [
-        least_squares(
-            log_ratio,
-            np.log(
-                [
-                    seconds.min() / 2,
-                    (flops / seconds).max(),
-                    2 * (nbytes / seconds).max(),
-                    half_rows,
-                    half_columns,
-                ]
-            ),
-            loss="soft_l1",
-            f_scale=0.05,
-            max_nfev=200,
+    def fit(start: Array, block: float) -> Any:  # noqa: ANN401 - scipy's result
+        return least_squares(
+            log_ratio, start, loss="soft_l1", f_scale=0.05, max_nfev=200, args=(block,)
         )
-        for half_rows, half_columns in _HALF_SIZES
-    ]
-    return Matmul(*(float(value) for value in np.exp(min(fits, key=lambda fit: fit.cost).x)))
+
+    # Rates and half-rate sizes trade off, so the fit is started from several of the latter.
+    rates = seconds.min() / 2, (2 * m * k * n / seconds).max(), 2 * (nbytes / seconds).max()
+    starts = [np.log([*rates, *halves]) for halves in _HALF_SIZES]
+    best, block = min((fit(start, 1.0) for start in starts), key=lambda found: found.cost), 1.0
+    for wider in _BLOCKS:
+        found = fit(best.x, wider)
+        if found.cost < best.cost:
+            best, block = found, wider
+    fixed, rate, bandwidth, half_rows, half_columns = np.exp(best.x).tolist()
+    fitted = Matmul(fixed, rate, bandwidth, half_rows, half_columns, block)
+    if not single:
+        return fitted
+    line = fit_line(single, lambda t: FLOAT_BYTES * float(t.shape[1] * t.shape[2]))
+    return dataclasses.replace(fitted, vector_bytes_per_s=line.bytes_per_s)
 
 
 def fit_line(rows: Sequence[Measurement], nbytes: Callable[[Task], float]) -> Line:
@@ -144,7 +197,7 @@ def _at_threads(fits: Mapping[tuple[str, int], _Fit], device: str, threads: int)
         return first
     share = math.log(threads / lower) / math.log(upper / lower)
     values = zip(dataclasses.astuple(first), dataclasses.astuple(second), strict=True)
-    return type(first)(*(a * (b / a) ** share for a, b in values))
+    return type(first)(*(a * (b / a) ** share if a and b else max(a, b) for a, b in values))
 
 
 class Primitives:
@@ -156,7 +209,8 @@ class Primitives:
             task = measurement.task
             if task.op in ("matmul", "elementwise", "activation"):
                 if task.residency == "resident":
-                    groups[task.op, task.device, task.threads].append(measurement)
+                    op = "product" if task.engine == NUMPY else task.op
+                    groups[op, task.device, task.threads].append(measurement)
             elif task.op in ("dispatch", "launch"):
                 groups[task.op, task.device].append(measurement)
             elif task.op == "copy":
@@ -164,6 +218,7 @@ class Primitives:
         self.dispatch_s: dict[str, float] = {}
         self.launch_s: dict[str, float] = {}
         self.matmul: dict[tuple[str, int], Matmul] = {}
+        self.numpy_matmul: dict[tuple[str, int], Matmul] = {}
         self.elementwise: dict[tuple[str, int], Line] = {}
         self.activation: dict[tuple[str, int], Line] = {}
         self.copy: dict[tuple[str, str, bool], Line] = {}
@@ -174,6 +229,8 @@ class Primitives:
                 self.launch_s[str(key[1])] = rows[0].median_s
             elif key[0] == "matmul" and len(rows) >= 4:
                 self.matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
+            elif key[0] == "product" and len(rows) >= 4:
+                self.numpy_matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
             elif key[0] == "elementwise" and len(rows) >= 2:
                 self.elementwise[str(key[1]), int(str(key[2]))] = fit_line(
                     rows, lambda task: 2.0 * FLOAT_BYTES * task.shape[0]
@@ -194,9 +251,10 @@ class Primitives:
                 )
         self.devices = calibration.devices
 
-    def matmul_for(self, device: str, threads: int) -> Matmul:
-        """The matmul rates of a device with so many threads."""
-        model = _at_threads(self.matmul, device, threads)
+    def matmul_for(self, device: str, threads: int, engine: str = EAGER) -> Matmul:
+        """The matmul rates of a device with so many threads; numpy's are its own."""
+        fits = self.numpy_matmul if engine == NUMPY and self.numpy_matmul else self.matmul
+        model = _at_threads(fits, device, threads)
         assert model is not None, device  # the calibration was refused otherwise
         return model
 
@@ -296,20 +354,13 @@ class Parts:
 _LEAST_S = 1e-9
 
 # Operations that the eager engine issues, counted from its code: (fixed, per hidden layer).
-_HANDOFF_OPS = 40
+_MESSAGE_OPS = {"handoff": 40, "hand_over": 160}  # with cold caches
 _POLICY_OPS = (8, 2)
 _UPDATE_OPS = (70, 20)
 _GAE_OPS = (50, 8, 4)  # and per round of the scan
 
 
 _Layers = Sequence[tuple[int, int]]
-
-
-def _network_work_s(
-    primitives: Primitives, device: str, threads: int, layers: _Layers, rows: float
-) -> float:
-    model = primitives.matmul_for(device, threads)
-    return sum(model.work_s(rows, inputs, outputs) for inputs, outputs in layers)
 
 
 def physics(primitives: Primitives, task: Task) -> Parts:
@@ -324,11 +375,11 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         assert task.network is not None
         hidden, trunk = task.network.hidden_sizes, task.network.trunk
         perceptrons = len(layers) // (len(hidden) + 1)
-        model = primitives.matmul_for(device, threads)
+        model = primitives.matmul_for(device, threads, task.engine)
         # What actor and critic share: a convolution is a product with a row per output position.
         shared_s = sum(model.work_s(rows * n, inputs, outputs) for n, inputs, outputs in trunk)
         activated = perceptrons * sum(hidden) + sum(n * outputs for n, _, outputs in trunk)
-        layers_s = _network_work_s(primitives, device, threads, layers, rows)
+        layers_s = sum(model.work_s(rows, inputs, outputs) for inputs, outputs in layers)
         work = (
             passes * (layers_s + shared_s),
             primitives.activation_s(device, threads, rows * activated),
@@ -338,14 +389,14 @@ def physics(primitives: Primitives, task: Task) -> Parts:
             return Parts((ops * dispatch_s,), (ops * launch_s, *work))
         return Parts((ops * dispatch_s, *work))
 
-    if task.op == "handoff":
+    if task.op in _MESSAGE_OPS:
         # Pickling, two writes, two reads and a wake-up on either side, where it was never timed.
-        return Parts((_HANDOFF_OPS * dispatch_s,))
+        return Parts((_MESSAGE_OPS[task.op] * dispatch_s,))
     if task.op in ("dispatch", "launch"):
         source = primitives.dispatch_s if task.op == "dispatch" else primitives.launch_s
         return Parts((source.get(device, dispatch_s),))
     if task.op == "matmul":
-        model = primitives.matmul_for(device, threads)
+        model = primitives.matmul_for(device, threads, task.engine)
         m, k, n = task.shape
         if task.residency == "resident":
             on_device_s = (model.fixed_s, model.work_s(m, k, n))
@@ -360,8 +411,7 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         return Parts((dispatch_s,), on_device_s, (copied_s,))
     if task.op == "elementwise":
         nbytes = 2.0 * FLOAT_BYTES * task.shape[0]
-        fixed_s = dispatch_s + launch_s
-        return Parts((fixed_s, primitives.memory_s(device, threads, nbytes)))
+        return Parts((dispatch_s + launch_s, primitives.memory_s(device, threads, nbytes)))
     if task.op == "activation":
         numbers = float(task.shape[0])
         return Parts((dispatch_s + launch_s, primitives.activation_s(device, threads, numbers)))

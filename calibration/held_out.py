@@ -154,7 +154,7 @@ def hold_out(
 
 def _visit(task: Task, time_limit_s: float) -> list[Measurement]:
     series = Series(tasks=policy_step_parts(task) if task.op == "policy_step" else (task,))
-    with device.torch_threads(task.threads):
+    with device.torch_threads(task.threads, task.engine):
         probe = build_probe(task)
         try:
             run_probe(probe, series, time_limit_s=time_limit_s, min_samples=LEAST_SAMPLES)

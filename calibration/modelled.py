@@ -42,6 +42,7 @@ class _Rates(Primitives):
         self.launch_s = {"cpu": host.op_s}
         self.matmul = {}
         self.elementwise, self.activation, self.copy = {}, {}, {}
+        self.numpy_matmul = {}
         for threads in (2**k for k in range(10)):
             self.matmul["cpu", threads] = self._host_matmul(threads)
         self.matmul["cpu", host.cpus] = self._host_matmul(host.cpus)

@@ -62,7 +62,7 @@ class Truth:
             host = len(works) * self.gpu_dispatch_s
             return max(host, sum(self.gpu_launch_s + work for work in works)) + self.gpu_launch_s
 
-        if task.op == "handoff":
+        if task.op in ("handoff", "hand_over"):
             return self.handoff_s
         if task.op == "dispatch":
             return self.cpu_op_s if on_cpu else self.gpu_dispatch_s

@@ -31,7 +31,8 @@ SKINNY = (
     (32, 376, 256),
 )
 QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256), (256, 64, 8))
-STREAMED = (1 << 12, 1 << 18, 1 << 22, 1 << 24)
+STREAMED = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+QUICK_STREAMED = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 ACTIVATED = (1 << 9, 1 << 14, 1 << 19)
 COPIED_BYTES = (256, 4096, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 14, 1 << 18)
 QUICK_COPIED_BYTES = (256, 1 << 16, 1 << 22)
@@ -59,8 +60,9 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(1024, (64, 64), 6, False), (16,), (512, 64)),
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
-# How many more networks fill the space between these.
-_SPREAD = 16
+# How many more networks, and shapes of products, fill the space between these.
+_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 16, 40, 4
+_LARGEST_SPREAD = 2**26  # multiplications
 
 
 def _halton(index: int, base: int) -> float:
@@ -85,6 +87,27 @@ def _spread(count: int) -> Iterator[tuple[NetworkSpec, tuple[int, ...], tuple[in
             index % 2 == 0,
         )
         yield spec, (round(2 ** (8 * rows)),), (round(2 ** (5.5 + 5.5 * batch)),)
+
+
+def _spread_products(count: int) -> Iterator[tuple[int, int, int]]:
+    """Shapes of products that fill the space of layers and rows evenly, ragged ones among them."""
+    found, index = 0, 0
+    while found < count:
+        index += 1
+        rows, inputs, outputs = (_halton(index, base) for base in (2, 3, 5))
+        m, k, n = (
+            round(2 ** (11 * rows)),
+            round(2 ** (2 + 8 * inputs)),
+            round(2 ** (2 + 8 * outputs)),
+        )
+        if m * k * n <= _LARGEST_SPREAD:
+            found += 1
+            yield m, k, n
+
+
+# Rows of products by an engine of its own.
+QUICK_OWN_PRODUCTS = ((1, 64, 64), (1, 512, 512), *QUICK_SKINNY, (4, 256, 256), (256, 256, 256))
+OWN_PRODUCTS = (*QUICK_OWN_PRODUCTS, *SKINNY[3:], (4, 1024, 1024))
 
 
 QUICK_STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
@@ -142,13 +165,16 @@ def _device_tasks(
     yield Task(op="dispatch", device=on)
     yield Task(op="launch", device=on)
     if on == CPU and max(threads) > 1:
-        yield Task(op="handoff")
+        yield from (Task(op="handoff"), Task(op="hand_over"))
     for count in counts:
         for size in squares[:4]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
         for shape in skinny[:3]:
             yield Task(op="matmul", device=on, threads=count, shape=shape)
-        for numbers in STREAMED:
+        for engine in () if main == EAGER else (main,):
+            for shape in QUICK_OWN_PRODUCTS if quick else OWN_PRODUCTS:
+                yield Task(op="matmul", threads=count, shape=shape, engine=engine)
+        for numbers in QUICK_STREAMED if quick else STREAMED:
             yield Task(op="elementwise", device=on, threads=count, shape=(numbers,))
         for numbers in ACTIVATED:
             yield Task(op="activation", device=on, threads=count, shape=(numbers,))
@@ -168,10 +194,18 @@ def _device_tasks(
                 yield from _contended(counts, steps[:1] if quick else steps[:3:2], main)
             for engine in dict.fromkeys(passes_engine(e, on) for e in (main, *others)):
                 yield from _once_per_iteration(on, counts, steps, quick, engine)
-    for network, rows, batches in () if quick else _spread(_SPREAD):
-        for count in dict.fromkeys((counts[0], counts[-1])):
-            yield _update(on, count, network, batches[0], main)
-            yield _policy(on, count, network, rows[0], main)
+    ends = tuple(dict.fromkeys((counts[0], counts[-1])))
+    for index, (network, rows, batches) in enumerate(() if quick else _spread(_SPREAD)):
+        for count in ends:
+            for engine in (main, *others[: index % 2]):
+                yield _update(on, count, network, batches[0], engine)
+                yield _policy(on, count, network, rows[0], engine)
+    for index, shape in enumerate(
+        _spread_products(_QUICK_SPREAD_PRODUCTS if quick else _SPREAD_PRODUCTS)
+    ):
+        for count in ends:
+            for engine in (EAGER, main)[: 1 + (main != EAGER and index % 2)]:
+                yield Task(op="matmul", device=on, threads=count, shape=shape, engine=engine)
     for count in counts:
         for size in squares[4:]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from autoplace import device
-from autoplace.engines import EAGER, PRECISIONS
+from autoplace.engines import EAGER, NUMPY, PRECISIONS
 from autoplace.interpreter import stretch
 from autoplace.measure.timing import Probe, timed_calls
 from autoplace.measurement import Task
@@ -34,6 +35,8 @@ _STRETCH_S = 2e-5  # of virtual time, which Python does not take by itself
 # As in a run, both sides are woken from their sleep; so only a few calls make a sample.
 _ASLEEP_S = 1e-3
 _HANDOFFS = 5
+# What runs once per iteration finds the caches as this long of other work, or more, left them.
+_APART_S = 1e-2
 _ECHO_TIMEOUT_S = 60.0  # within which another process has started and answered
 
 
@@ -48,6 +51,11 @@ def _matmul(task: Task) -> Probe:
     left = torch.randn(m, k, generator=generator)
     right = torch.randn(k, n, generator=generator)
     on = task.device
+    if task.engine == NUMPY:
+        # As in the layers of a network: the weights are (outputs, inputs).
+        x, weight = left.numpy(), right.t().contiguous().numpy()
+        y = np.empty((m, n), np.float32)
+        return Probe(tasks=(task,), sample=timed_calls(lambda: np.dot(x, weight.T, out=y), on))
     if task.residency == "copied":
 
         def copied() -> None:
@@ -120,25 +128,81 @@ def _copy(task: Task) -> Probe:
     )
 
 
-def _handoff(task: Task) -> Probe:
-    there, back = device.message_channel(), device.message_channel()
-    partner = device.spawn(echo, there, back, name="autoplace echo", at_once=True)
+def _once_in_a_while(call: Callable[[], object], on: str) -> Callable[[int], tuple[float]]:
+    """A ``sample`` function for what a run does once per iteration, after other work."""
 
     def sample(calls: int) -> tuple[float]:
         elapsed_s = 0.0
         for _ in range(calls):
-            time.sleep(_ASLEEP_S)
+            end_s = device.now() + _APART_S
+            while device.now() < end_s:
+                stretch()
+                device.charge(seconds=_APART_S)
+            device.synchronize(on)
             start_s = device.now()
-            there.put(1)
-            back.get(timeout=_ECHO_TIMEOUT_S)
+            call()
+            device.synchronize(on)
             elapsed_s += device.now() - start_s
         return (elapsed_s / calls,)
+
+    return sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """As much as a sampler tells a learner of a rollout."""
+
+    finals: tuple[np.ndarray, np.ndarray]
+    numbers: dict[str, float]
+
+
+_ORDER = _Order(
+    finals=(np.zeros(1, np.int64), np.zeros((1, 4), np.float32)),
+    numbers=dict.fromkeys(("buffer", "version", "learning_rate", "iteration", "sent_s"), 1.0),
+)
+
+
+def _handoff(task: Task) -> Probe:
+    """A message to a sleeping process and its answer, over and over."""
+
+    def asleep_before(exchange: Callable[[], object]) -> Callable[[int], tuple[float]]:
+        def sample(calls: int) -> tuple[float]:
+            elapsed_s = 0.0
+            for _ in range(calls):
+                time.sleep(_ASLEEP_S)
+                start_s = device.now()
+                exchange()
+                elapsed_s += device.now() - start_s
+            return (elapsed_s / calls,)
+
+        return sample
+
+    return _exchange(task, 1, asleep_before, _HANDOFFS)
+
+
+def _hand_over(task: Task) -> Probe:
+    return _exchange(task, _ORDER, lambda call: _once_in_a_while(call, task.device), 1)
+
+
+def _exchange(
+    task: Task,
+    message: object,
+    sampler: Callable[[Callable[[], object]], Callable[[int], tuple[float]]],
+    max_calls: int,
+) -> Probe:
+    """``message`` to another process and back."""
+    there, back = device.message_channel(), device.message_channel()
+    partner = device.spawn(echo, there, back, name="autoplace echo", at_once=True)
+
+    def exchange() -> None:
+        there.put(message)
+        back.get(timeout=_ECHO_TIMEOUT_S)
 
     def close() -> None:
         there.put(None)
         partner.join(_ECHO_TIMEOUT_S)
 
-    return Probe(tasks=(task,), sample=sample, max_calls=_HANDOFFS, close=close)
+    return Probe(tasks=(task,), sample=sampler(exchange), max_calls=max_calls, close=close)
 
 
 def _interpreter(task: Task) -> Probe:
@@ -249,12 +313,13 @@ def _gae(task: Task) -> Probe:
     network = _network(spec, task.device, task.engine)
     hyper = Hyperparameters(num_envs=envs, rollout_steps=steps, hidden_sizes=spec.hidden_sizes)
     normalizer = RewardNormalizer(num_envs=envs, gamma=hyper.gamma, device=task.device)
-    return Probe(
-        tasks=(task,),
-        sample=timed_calls(
-            lambda: make_batch(network, rollout, hyper, normalizer), task.device, wait_each=True
-        ),
-    )
+    recorded = torch.flatten(rollout.observations[:-1], 0, 1)
+
+    def call() -> None:
+        make_batch(network, rollout, hyper, normalizer)
+        network.update_statistics(recorded)
+
+    return Probe(tasks=(task,), sample=_once_in_a_while(call, task.device), max_calls=1)
 
 
 def _update(task: Task) -> Probe:
@@ -312,6 +377,7 @@ BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "dispatch": _dispatch,
     "launch": _launch,
     "handoff": _handoff,
+    "hand_over": _hand_over,
     "interpreter": _interpreter,
     "copy": _copy,
     "policy_step": _policy_step,

@@ -111,7 +111,7 @@ class ObservedModel(CostModel):
         self.__dict__.update(model.__dict__)
         self._factors = factors
         self._observed = observed
-        on_cpu = [f for (op, on), f in factors.items() if on == CPU and op != "handoff"]
+        on_cpu = [f for (op, on), f in factors.items() if on == CPU and op != "hand_over"]
         self._cpu_factor = statistics.median(on_cpu) if on_cpu else 1.0
 
     def predict(self, tasks: Iterable[Task], *, within_run: bool = False) -> dict[Task, Cost]:
@@ -151,7 +151,7 @@ def _factors(observed: Observed, predicted: Iterable[Stage]) -> Factors:
         "gae": ("gae", placement.learn_device),
         "update": ("update", placement.learn_device),
         "weights_to_host": ("weights_to_host", placement.learn_device),
-        "handoff": ("handoff", CPU),
+        "handoff": ("hand_over", CPU),
     }
     factors = {}
     for stage in predicted:

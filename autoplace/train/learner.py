@@ -131,6 +131,12 @@ class Learner:
                 self.reward_normalizer,
                 acted=acted,
             )
+            # The batch is normalised already: what changes here acts from the next rollout on.
+            recorded = torch.flatten(rollout.observations[:-1], 0, 1)
+            if rollout.valid_index is not None:
+                recorded = recorded.index_select(0, rollout.valid_index)
+            if recorded.shape[0]:
+                self.network.update_statistics(recorded)
             devices.synchronize(self.device)
             batched_s = now()
             stats = self.updater.update(
@@ -139,11 +145,6 @@ class Learner:
                 learning_rate=learning_rate,
                 iteration=iteration,
             )
-            recorded = torch.flatten(rollout.observations[:-1], 0, 1)
-            if rollout.valid_index is not None:
-                recorded = recorded.index_select(0, rollout.valid_index)
-            if recorded.shape[0]:
-                self.network.update_statistics(recorded)
             devices.synchronize(self.device)
             updated_s = now()
         self._timer.add("gae", "learner", batched_s - start_s)

@@ -66,7 +66,7 @@ def message(lane: str, *copied: Callable[[Workload, Placement], Task], ways: int
     @reads("num_envs", "sample_threads")
     def work(workload: Workload, placement: Placement) -> Work:
         copies = ((copy(workload, placement), 1.0) for copy in copied)
-        parts = ((Task(op="handoff"), ways / 2), *copies)
+        parts = ((Task(op="hand_over"), ways / 2), *copies)
         return Work(name="handoff", lane=lane, calls=1, parts=parts)
 
     return work

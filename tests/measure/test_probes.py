@@ -1,0 +1,59 @@
+"""What the probes run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from autoplace import device
+from autoplace.measure import probes
+from autoplace.measure.probes import build_probe
+from autoplace.measurement import Task
+from autoplace.workload import NetworkSpec
+from tests.emulated.machine import EmulatedMachine
+from tests.emulated.spec import CpuSpec, MachineSpec
+
+NETWORK = NetworkSpec(observation_size=4, hidden_sizes=(16,), action_size=2)
+GAE = Task(op="gae", network=NETWORK, shape=(8, 2))
+
+
+@pytest.fixture
+def emulated():
+    with EmulatedMachine(MachineSpec(cpu=CpuSpec(cores=2, handoff_s=3e-5))) as machine:
+        yield machine
+
+
+@pytest.mark.parametrize("task", [GAE, Task(op="hand_over")], ids=lambda task: task.op)
+def test_what_runs_once_per_iteration_is_timed_after_other_work(emulated, task):
+    probe = build_probe(task)
+    start_s = device.now()
+    (seconds,) = probe.sample(3)
+    # The work in between is no part of the time.
+    assert device.now() - start_s == pytest.approx(3 * (probes._APART_S + seconds), rel=1e-3)
+    assert probe.max_calls == 1
+    probe.close()
+
+
+def test_a_hand_over_is_a_message_there_and_back(emulated):
+    probe = build_probe(Task(op="hand_over"))
+    (seconds,) = probe.sample(1)
+    probe.close()
+    assert seconds == pytest.approx(2 * 3e-5, rel=0.01)
+
+
+def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(monkeypatch):
+    counts = []
+    build = probes._network
+
+    def watched(*arguments):
+        network = build(*arguments)
+        update = network.update_statistics
+        monkeypatch.setattr(
+            network, "update_statistics", lambda rows: (counts.append(len(rows)), update(rows))
+        )
+        return network
+
+    monkeypatch.setattr(probes, "_network", watched)
+    build_probe(dataclasses.replace(GAE, engine="numpy")).sample(2)
+    assert counts == [16, 16]
