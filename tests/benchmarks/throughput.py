@@ -4,9 +4,7 @@
 
 Plans with the stored calibration (the environment is timed first where that lacks it), trains, and
 prints one JSON line: env steps and seconds of whole iterations, the first one left out, and the
-largest resident memory of the process tree. The work is pinned: rollout, epochs, minibatch,
-network, and the hyperparameters most PPO implementations share (Adam 3e-4, gamma 0.99, lambda 0.95,
-clip 0.2, no normalisation of observations or rewards).
+memory of the process tree. `python -m tests.benchmarks.sb3` is the other side.
 """
 
 from __future__ import annotations
@@ -14,9 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
-
-import psutil
 
 import autoplace
 from autoplace.device import now
@@ -24,27 +19,8 @@ from autoplace.envs import describe
 from autoplace.planner.explain import describe_placement
 from autoplace.prepare import prepare_calibration
 from autoplace.train import Callback
-
-COMMON = {
-    "learning_rate": 3e-4,
-    "anneal_learning_rate": False,
-    "normalize_observations": False,
-    "normalize_rewards": False,
-    "entropy_coef": 0.0,
-    "num_envs": 8,
-}
-WORKLOADS = {
-    "W1": ("CartPole-v1", {"rollout_steps": 128, "epochs": 4, "minibatch_rows": 256}),
-    "W2": ("Hopper-v5", {"rollout_steps": 256, "epochs": 10, "minibatch_rows": 64}),
-    "W3": (
-        "HalfCheetah-v5",
-        {"rollout_steps": 256, "epochs": 10, "minibatch_rows": 512, "hidden_sizes": (256, 256)},
-    ),
-    "W4": (
-        "ALE/Pong-v5",
-        {"rollout_steps": 128, "epochs": 4, "minibatch_rows": 256, "hidden_sizes": (512,)},
-    ),
-}
+from tests.benchmarks.memory import tree_bytes
+from tests.benchmarks.workloads import COMMON, WORKLOADS
 
 
 class Enough(Exception):  # noqa: N818 - not an error
@@ -57,7 +33,7 @@ class Meter(Callback):
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._start: tuple[float, int] | None = None
-        self.env_steps, self.wall_s, self.iterations, self.peak_bytes = 0, 0.0, 0, 0
+        self.env_steps, self.wall_s, self.iterations = 0, 0.0, 0
 
     def on_iteration(self, report):
         if self._start is None:
@@ -67,22 +43,8 @@ class Meter(Callback):
         self.env_steps = report.env_steps - self._start[1]
         self.iterations += 1
         if self.wall_s >= self._seconds and self.iterations >= 2:
-            self.peak_bytes = tree_peak_bytes()
+            self.peak_bytes, self.proportional_bytes = tree_bytes()
             raise Enough
-
-
-def tree_peak_bytes() -> int:
-    """Largest resident memory so far, of this process and its children, added up."""
-    total = 0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        memory = process.memory_info()
-        peak = getattr(memory, "peak_wset", 0)
-        if sys.platform == "linux":
-            with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
-                lines = [line for line in status if line.startswith("VmHWM")]
-            peak = 1024 * int(lines[0].split()[1]) if lines else 0
-        total += peak or memory.rss
-    return total
 
 
 def run(name: str, seconds: float, placement: dict[str, object], max_policy_lag: int) -> dict:
@@ -105,6 +67,7 @@ def run(name: str, seconds: float, placement: dict[str, object], max_policy_lag:
         "wall_s": round(meter.wall_s, 3),
         "env_steps_per_s": round(meter.env_steps / meter.wall_s, 1),
         "peak_rss_mb": round(meter.peak_bytes / 2**20),
+        "pss_mb": round(meter.proportional_bytes / 2**20),
         "note": f"{plan.scheme}, {describe_placement(plan.placement)}, predicted "
         f"{plan.chosen.env_steps_per_s:.0f}",
     }
