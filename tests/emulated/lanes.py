@@ -27,8 +27,9 @@ from typing import Any
 
 Ready = Callable[[], "float | None"]
 
-# Real seconds for which a lane may keep its turn.
-_STALL_S = 60.0
+# How often, and how many times in vain, a lane looks whether another one gives its turn up. What
+# counts is looks: a machine that is busy or stopped lets nobody look.
+_LOOK_S, _LOOKS = 1.0, 60
 
 
 class LaneStopped(BaseException):
@@ -40,6 +41,7 @@ class Lane:
 
     Attributes:
         name: for messages.
+        turn: notified when it is to run, or to end.
         order: decides between lanes at the same time, and seeds this lane's noise.
         time_s: the virtual time it has reached.
         threads: its intra-op threads of torch.
@@ -47,7 +49,10 @@ class Lane:
         random: source of that noise.
     """
 
-    def __init__(self, name: str, order: int, time_s: float, threads: int, seed: int) -> None:
+    def __init__(
+        self, name: str, order: int, time_s: float, threads: int, seed: int, lock: threading.RLock
+    ) -> None:
+        self.turn = threading.Condition(lock)
         self.name = name
         self.order = order
         self.time_s = time_s
@@ -96,12 +101,13 @@ class Lanes:
         self.cores = cores
         self.competing_load = 0.0
         self._seed = seed
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._num_turns = 0
         self._by_thread: dict[int, Lane] = {}
         self._count = 1
         self._stopped = False
         self.handles: list[LaneThread] = []
-        self.main = Lane("main", 0, 0.0, threads, seed)
+        self.main = Lane("main", 0, 0.0, threads, seed, self._lock)
         self._lanes = [self.main]
         self._running = self.main
         self._by_thread[threading.get_ident()] = self.main
@@ -162,30 +168,35 @@ class Lanes:
         return done is not None and done <= deadline
 
     def _pass_turn(self, lane: Lane) -> None:
-        with self._changed:
+        with self._lock:
             following = self._next()
             if following is None:
                 raise self._deadlock()
             if following is lane:
                 return
-            self._running = following
-            self._changed.notify_all()
+            self._run(following)
             self._await_turn(lane)
+
+    def _run(self, lane: Lane) -> None:
+        self._running = lane
+        self._num_turns += 1
+        lane.turn.notify()
 
     def _deadlock(self) -> RuntimeError:
         names = ", ".join(other.name for other in self._lanes)
         return RuntimeError(f"deadlock: all lanes wait for each other ({names})")
 
     def _await_turn(self, lane: Lane) -> None:
+        looks, turn = 0, self._num_turns
         while self._running is not lane:
-            running = self._running
-            woken = self._changed.wait(_STALL_S)
+            lane.turn.wait(_LOOK_S)
             if self._stopped:
                 raise LaneStopped
-            if not woken and self._running is running:
+            looks, turn = (looks + 1 if self._num_turns == turn else 0), self._num_turns
+            if looks >= _LOOKS and self._running is not lane:
                 raise RuntimeError(
-                    f"lane {running.name} kept its turn for {_STALL_S:g} s of real time: "
-                    "it blocks on something that is not a lane's wait"
+                    f"lane {self._running.name} kept its turn for {_LOOKS * _LOOK_S:g} s of real "
+                    "time: it blocks on something that is not a lane's wait"
                 )
 
     def _next(self) -> Lane | None:
@@ -209,16 +220,18 @@ class Lanes:
     ) -> LaneThread:
         """Start ``target`` on a new lane, ``start_s`` from now, inside the context ``around``."""
         parent = self.current()
-        lane = Lane(name, self._count, parent.time_s + start_s, parent.threads, self._seed)
+        lane = Lane(
+            name, self._count, parent.time_s + start_s, parent.threads, self._seed, self._lock
+        )
         self._count += 1
         handle = LaneThread(self, lane)
         self.handles.append(handle)
 
         def body() -> None:
-            with self._changed:
+            with self._lock:
                 self._by_thread[threading.get_ident()] = lane
             try:
-                with self._changed:
+                with self._lock:
                     self._await_turn(lane)
                 with around:
                     target()
@@ -230,7 +243,7 @@ class Lanes:
                 handle.finished_s = lane.time_s
                 self._leave(lane)
 
-        with self._changed:
+        with self._lock:
             self._lanes.append(lane)
         handle.thread = threading.Thread(target=body, name=name, daemon=True)
         handle.thread.start()
@@ -238,13 +251,12 @@ class Lanes:
         return handle
 
     def _leave(self, lane: Lane) -> None:
-        with self._changed:
+        with self._lock:
             self._lanes.remove(lane)
             del self._by_thread[threading.get_ident()]
             if self._running is lane and not self._stopped:
                 # Where nobody can go on, the main lane does, and reports the deadlock.
-                self._running = self._next() or self.main
-            self._changed.notify_all()
+                self._run(self._next() or self.main)
 
     def stop(self) -> tuple[list[str], list[BaseException]]:
         """End every lane that still waits.
@@ -252,13 +264,14 @@ class Lanes:
         Returns:
             Names of the lanes that had not finished, and errors that nobody joined.
         """
-        with self._changed:
+        with self._lock:
             self._stopped = True
             left = [lane.name for lane in self._lanes if lane is not self.main]
-            self._changed.notify_all()
+            for lane in self._lanes:
+                lane.turn.notify()
         for handle in self.handles:
             if handle.thread is not None:
-                handle.thread.join(_STALL_S)
+                handle.thread.join(_LOOKS * _LOOK_S)
         return left, [handle.error for handle in self.handles if handle.error is not None]
 
     # ---------------------------------------------------------------------------------- the cores
