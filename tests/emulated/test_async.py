@@ -197,7 +197,8 @@ def test_a_stopped_run_goes_on_with_fresh_environments(tmp_path: object) -> None
     result = train(plan, total_steps=8 * 64, run_dir=tmp_path, resume=True, callbacks=[listener])
     assert (result.env_steps, result.call_env_steps) == (8 * 64, 5 * 64)
     assert [r.iteration for r in listener.reports] == [4, 5, 6, 7, 8]
-    assert listener.reports[0].max_policy_lag == 0 and listener.reports[-1].max_policy_lag <= 2
+    lags = [r.max_policy_lag for r in listener.reports]
+    assert lags[0] == 1 and max(lags) <= 2  # the weights before the last act again
 
 
 @pytest.mark.parametrize("workers", [0, 3])
