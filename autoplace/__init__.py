@@ -5,17 +5,23 @@
     print(plan.explain())
     autoplace.train(plan, total_steps=100_000, run_dir="runs/cartpole")
 
-Importing this module does not import torch; the functions that need it do.
+Importing this module does not import torch; the functions that need it do. It tells OpenBLAS, where
+numpy is not loaded yet, that its threads are to sleep soon after their work.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 from autoplace._version import __version__
+
+# Its threads wait for more work in a loop, 2^26 cycles long by default: some 20 ms, in which the
+# processes that step environments would find a core less. 2^17 outlast the pauses within an update.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "17")
 
 if TYPE_CHECKING:
     from autoplace.cost_model import Cost, CostModel, fit_cost_model

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -145,3 +147,24 @@ def test_the_standard_error_that_is_stated_is_about_the_one_that_is_made(seed: i
         misses.append((measurement.median_s / 1e-3 - 1) / measurement.error_fraction)
     # Normal theory puts 68 % within one standard error; few samples make that rough.
     assert 0.5 <= np.mean(np.abs(misses) < 1) <= 0.9
+
+
+def test_threads_of_linear_algebra_sleep_soon_after_their_work() -> None:
+    code = """
+import autoplace, time
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+x = np.ones((512, 512), np.float32)
+with threadpool_limits(2):
+    for _ in range(3):
+        x @ x
+    blas = [i for i in threadpool_info() if i["internal_api"] == "openblas"]
+    start_s = time.process_time()
+    time.sleep(0.1)
+    print(any(i["num_threads"] > 1 for i in blas), time.process_time() - start_s)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    is_meant, spun_s = done.stdout.split()
+    if is_meant == "False":
+        pytest.skip("numpy has no OpenBLAS with two threads here")
+    assert float(spun_s) < 0.005  # of waiting in a loop; 0.02 and more by default
