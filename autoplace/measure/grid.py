@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from autoplace.device_names import CPU
-from autoplace.engines import EAGER, passes_engine
+from autoplace.engines import EAGER, NUMPY, passes_engine
 from autoplace.measurement import Task
 from autoplace.workload import NetworkSpec
 
@@ -105,7 +105,7 @@ def _spread_products(count: int) -> Iterator[tuple[int, int, int]]:
             yield m, k, n
 
 
-# Rows of products by an engine of its own.
+# Of products by numpy.
 QUICK_OWN_PRODUCTS = ((1, 64, 64), (1, 512, 512), *QUICK_SKINNY, (4, 256, 256), (256, 256, 256))
 OWN_PRODUCTS = (*QUICK_OWN_PRODUCTS, *SKINNY[3:], (4, 1024, 1024))
 
@@ -159,6 +159,7 @@ def _device_tasks(
     """The tasks of one device: basics first, then real steps, then what refines both."""
     counts = tuple(threads) if on == CPU else (1,)
     *others, main = engines
+    products = (EAGER, *(engine for engine in engines if engine == NUMPY))  # numpy has its own
     squares = QUICK_SQUARES if quick else SQUARES
     skinny = QUICK_SKINNY if quick else SKINNY
     steps = QUICK_STEPS if quick else STEPS
@@ -171,9 +172,9 @@ def _device_tasks(
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))
         for shape in skinny[:3]:
             yield Task(op="matmul", device=on, threads=count, shape=shape)
-        for engine in () if main == EAGER else (main,):
+        for engine in products[1:]:
             for shape in QUICK_OWN_PRODUCTS if quick else OWN_PRODUCTS:
-                yield Task(op="matmul", threads=count, shape=shape, engine=engine)
+                yield Task(op="matmul", device=on, threads=count, shape=shape, engine=engine)
         for numbers in QUICK_STREAMED if quick else STREAMED:
             yield Task(op="elementwise", device=on, threads=count, shape=(numbers,))
         for numbers in ACTIVATED:
@@ -204,7 +205,7 @@ def _device_tasks(
         _spread_products(_QUICK_SPREAD_PRODUCTS if quick else _SPREAD_PRODUCTS)
     ):
         for count in ends:
-            for engine in (EAGER, main)[: 1 + (main != EAGER and index % 2)]:
+            for engine in products[: 1 + index % 2]:
                 yield Task(op="matmul", device=on, threads=count, shape=shape, engine=engine)
     for count in counts:
         for size in squares[4:]:
