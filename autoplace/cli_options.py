@@ -90,6 +90,11 @@ def env_options(function: Function) -> Function:
                 help="Images have channels last or first, or are plain numbers.",
             ),
             click.option(
+                "--replace-non-finite",
+                is_flag=True,
+                help="Take 0 for observations and rewards that are NaN or infinite; do not stop.",
+            ),
+            click.option(
                 "--calibration",
                 type=FILE,
                 help="Plan with this calibration, perhaps of another machine, not the stored one.",

@@ -40,9 +40,8 @@ def _workload(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> W
 def _env_spec(env: str, env_kwargs: str | None, options: Mapping[str, Any]) -> EnvSpec:
     from autoplace.workload import EnvSpec
 
-    return EnvSpec.make(
-        env, _parse_kwargs(env_kwargs), wrappers=options["wrappers"], images=options["images"]
-    )
+    names = ("wrappers", "images", "replace_non_finite")
+    return EnvSpec.make(env, _parse_kwargs(env_kwargs), **{name: options[name] for name in names})
 
 
 def _given_hyperparameters(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,6 +182,10 @@ def plan_to_resume(
             f"the run is on {workload.env.id} {workload.env.kwargs_json}, got {env} "
             f"{named.kwargs_json}: name the same environment"
         )
+    if named.replace_non_finite:
+        replacing = dataclasses.replace(workload.env, replace_non_finite=True)
+        workload = dataclasses.replace(workload, env=replacing)
+        saved = dataclasses.replace(saved, workload=workload)
     hyper = dataclasses.replace(workload.hyperparameters, **_given_hyperparameters(env, options))
     given, lag = _given_placement(options), saved.placement.max_policy_lag
     is_as_asked = options["scheme"] in ("auto", saved.scheme) and all(

@@ -36,12 +36,15 @@ class EnvSpec:
         kwargs_json: the keyword arguments it is made with, as JSON with sorted keys.
         wrappers: whether Atari games get their usual wrappers.
         images: how image observations are read, one of :data:`IMAGE_READINGS`.
+        replace_non_finite: whether 0 stands in for observations and rewards that are NaN or
+            infinite, which stop a run otherwise. No time depends on it: it is not compared.
     """
 
     id: str
     kwargs_json: str = "{}"
     wrappers: bool = True
     images: str = "auto"
+    replace_non_finite: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.images not in IMAGE_READINGS:
@@ -57,10 +60,17 @@ class EnvSpec:
         *,
         wrappers: bool = True,
         images: str = "auto",
+        replace_non_finite: bool = False,
     ) -> EnvSpec:
         """The spec of ``env_id`` made with ``kwargs``."""
         kwargs_json = json.dumps(kwargs or {}, sort_keys=True)
-        return cls(id=env_id, kwargs_json=kwargs_json, wrappers=wrappers, images=images)
+        return cls(
+            id=env_id,
+            kwargs_json=kwargs_json,
+            wrappers=wrappers,
+            images=images,
+            replace_non_finite=replace_non_finite,
+        )
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -74,6 +84,8 @@ class EnvSpec:
             del row["wrappers"]
         if self.images == "auto":
             del row["images"]
+        if not self.replace_non_finite:
+            del row["replace_non_finite"]
         return row
 
 

@@ -97,4 +97,6 @@ def test_replacing_hidden_sizes_changes_the_network_too() -> None:
 def test_the_order_of_keyword_arguments_makes_no_other_environment() -> None:
     assert EnvSpec.make("A", {"x": 1, "y": 2}) == EnvSpec.make("A", {"y": 2, "x": 1})
     assert EnvSpec.make("A", {"x": 1}) != EnvSpec.make("A", {"x": 2})
+    replacing = EnvSpec.make("A", replace_non_finite=True)  # its steps take no other time
+    assert replacing == EnvSpec.make("A") and EnvSpec(**replacing.to_json()).replace_non_finite
     assert EnvSpec.make("A", {"x": 1}).kwargs == {"x": 1}

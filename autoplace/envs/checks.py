@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from autoplace.envs.spaces import ObservationCodec
 from autoplace.errors import EnvError
 
+if TYPE_CHECKING:
+    from autoplace.envs.description import EnvDescription
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+log = logging.getLogger(__name__)
+_warned: set[str] = set()  # environments of which it was said here that numbers are replaced
+
+_MEND = ": mend the environment, or take 0 for such numbers by --replace-non-finite"
 
 Where = Callable[[int], str]  # names environment ``index``, and the step it is at
 
 
-def refuse_non_finite(
-    codec: ObservationCodec,
+def meet_non_finite(
+    description: EnvDescription,
     observations: np.ndarray,
     rewards: np.ndarray,
     final_observations: np.ndarray | None,
     ended: Sequence[int],
     where: Where,
 ) -> None:
-    """Name the first number that is not finite, where there is one.
+    """Name the first number that is not finite, or put 0 in place of all that are not.
 
     Args:
-        codec: which columns of an observation are numbers, and what they are called.
+        description: of the environment: which columns of an observation are numbers, what they are
+            called, and what is wanted.
         observations: ``[N, D]``.
         rewards: ``[N]``.
         final_observations: ``[len(ended), D]``.
@@ -36,16 +46,38 @@ def refuse_non_finite(
         where: names an environment.
 
     Raises:
-        EnvError: a number is NaN or infinite.
+        EnvError: a number is NaN or infinite, and that is to stop the run.
     """
+    codec = description.observations
+    try:
+        _refuse_all(codec, observations, rewards, final_observations, ended, where)
+    except EnvError as fault:
+        if not description.env.replace_non_finite:
+            raise
+        if description.env.id not in _warned:
+            _warned.add(description.env.id)
+            what = str(fault).removesuffix(_MEND)
+            log.warning("%s: 0 stands in for it, and for all that follow", what)
+        finals = () if final_observations is None else (codec.numbers(final_observations),)
+        for numbers in (codec.numbers(observations), rewards, *finals):
+            np.nan_to_num(numbers, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _refuse_all(
+    codec: ObservationCodec,
+    observations: np.ndarray,
+    rewards: np.ndarray,
+    final_observations: np.ndarray | None,
+    ended: Sequence[int],
+    where: Where,
+) -> None:
     everyone = range(len(observations))
     _refuse(codec, codec.numbers(observations), everyone, where)
     bad = np.flatnonzero(~np.isfinite(rewards))
     if len(bad):
         index = int(bad[0])
         raise EnvError(
-            f"every reward must be finite, got {rewards[index]} from {where(index)}: "
-            "mend the environment"
+            f"every reward must be finite, got {rewards[index]} from {where(index)}{_MEND}"
         )
     if final_observations is not None and len(final_observations):
         _refuse(codec, codec.numbers(final_observations), ended, where)
@@ -61,7 +93,7 @@ def _refuse(
         part = f" part {key!r} of an" if key else ""
         raise EnvError(
             f"every{part} observation must be finite, got {numbers[row, column]} from "
-            f"{where(indices[row])}: mend the environment"
+            f"{where(indices[row])}{_MEND}"
         )
 
 

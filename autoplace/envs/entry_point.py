@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 
-from autoplace.envs.checks import raise_from_env, refuse_non_finite
+from autoplace.envs.checks import meet_non_finite, raise_from_env
 from autoplace.envs.description import EnvDescription
 from autoplace.envs.make import is_atari, raise_unmade, registered_spec
 from autoplace.envs.vector import Step
@@ -162,13 +162,13 @@ class EntryPointVectorEnv:
                 )
 
     def _check_finite(self, ended: Sequence[int], finals: np.ndarray | None) -> None:
-        """Stop on NaN or infinity; a product with 0 is NaN then."""
+        """Stop on NaN or infinity, or replace it; a product with 0 is NaN then."""
         total = _times_zero(self._codec.numbers(self.observations)) + _times_zero(self._rewards)
         if finals is not None and len(finals):
             total += _times_zero(self._codec.numbers(finals))
         if total != 0.0:
-            refuse_non_finite(
-                self._codec, self.observations, self._rewards, finals, ended, self._where
+            meet_non_finite(
+                self.description, self.observations, self._rewards, finals, ended, self._where
             )
 
     def _where(self, index: int | None) -> str:

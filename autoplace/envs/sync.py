@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autoplace.envs.checks import raise_from_env, refuse_non_finite
+from autoplace.envs.checks import meet_non_finite, raise_from_env
 from autoplace.envs.description import EnvDescription
 from autoplace.envs.make import Env, make_env
 from autoplace.envs.vector import Step
@@ -158,7 +158,7 @@ class SyncVectorEnv:
     def _check_finite(
         self, ended: Sequence[int] = (), final_observations: np.ndarray | None = None
     ) -> None:
-        """Stop on NaN or infinity before it reaches a weight.
+        """Stop on NaN or infinity, or replace it, before it reaches a weight.
 
         A dot product with zeros is 0 where every number is finite and NaN where one is not; only
         then is each number looked at.
@@ -171,8 +171,13 @@ class SyncVectorEnv:
                 total += float((self._codec.numbers(final_observations) * 0.0).sum())
         if total == 0.0:
             return
-        refuse_non_finite(
-            self._codec, self.observations, self._rewards, final_observations, ended, self._where
+        meet_non_finite(
+            self.description,
+            self.observations,
+            self._rewards,
+            final_observations,
+            ended,
+            self._where,
         )
 
     def _where(self, index: int) -> str:

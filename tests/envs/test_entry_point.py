@@ -196,16 +196,23 @@ def test_an_environment_that_does_not_say_how_it_resets_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_number_that_is_not_finite_is_named_with_its_environment(monkeypatch, mode):
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_number_that_is_not_finite_is_named_or_replaced(monkeypatch, mode, replaces):
     observers = iter([None, None, lambda plain, step: plain / (step != 2)])
 
     def factory():
         return Counter(length=99, observe=next(observers))
 
     env_id = register(monkeypatch, factory, of_mode(factory, mode))
-    envs = make_vector_env(inspect_env(EnvSpec(id=env_id)), num_envs=2, backend="vector")
+    spec = EnvSpec(id=env_id, replace_non_finite=replaces)
+    envs = make_vector_env(inspect_env(spec), num_envs=2, backend="vector")
     envs.reset([0, 1])
     envs.step(np.zeros(2, np.int64))
+    if replaces:
+        with np.errstate(all="ignore"):
+            step = envs.step(np.zeros(2, np.int64))
+        assert step.observations.tolist() == [[0, 2], [0, 0]]
+        return
     with (
         np.errstate(all="ignore"),
         pytest.raises(EnvError, match=r"got (nan|inf) from .*environment 1, vector step 2"),

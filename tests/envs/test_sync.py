@@ -10,7 +10,7 @@ from autoplace.workload import EnvSpec
 from tests.envs.toys import Counter, Recorder, Spaces, register
 
 
-def vector(factory, num_envs=2, name="Toy"):
+def vector(factory, num_envs=2, name="Toy", **options):
     """(vector env, the environments inside it)."""
     made = []
 
@@ -18,7 +18,8 @@ def vector(factory, num_envs=2, name="Toy"):
         made.append(factory())
         return made[-1]
 
-    envs = make_vector_env(inspect_env(EnvSpec(id=register(name, remember))), num_envs=num_envs)
+    description = inspect_env(EnvSpec(id=register(name, remember), **options))
+    envs = make_vector_env(description, num_envs=num_envs)
     return envs, made[1:]  # the first was only looked at
 
 
@@ -254,6 +255,31 @@ def test_a_reward_that_is_not_finite_is_named():
     envs.step(ZEROS)
     with pytest.raises(EnvError, match=r"every reward must be finite, got -inf .* step 2"):
         envs.step(ZEROS)
+
+
+def test_0_stands_in_for_what_is_not_finite_where_that_is_asked_for(caplog):
+    def observe(plain, total_steps):
+        return plain / np.array([1.0, total_steps != 2])
+
+    def pay(total_steps):
+        return math.nan if total_steps == 2 else 1.0
+
+    with np.errstate(all="ignore"):
+        envs, _ = vector(
+            lambda: Counter(length=2, reward=pay, observe=observe),
+            name="Replaces",
+            replace_non_finite=True,
+        )
+        envs.reset([0, 1])
+        assert envs.step(ZEROS).rewards.tolist() == [1, 1]
+        step = envs.step(ZEROS)
+    assert step.rewards.tolist() == [0, 0] and step.ended == [0, 1]
+    # The end of episode 0 was (0, 2 / 0); episode 1 has begun.
+    assert step.final_observations.tolist() == [[0, 0]] * 2
+    assert [row[0] for row in step.observations.tolist()] == [1, 1]
+    assert np.isfinite(step.observations).all()
+    (record,) = caplog.records
+    assert "environment 0, vector step 2: 0 stands in for it, and for all" in record.message
 
 
 def test_huge_but_finite_observations_pass():
