@@ -378,3 +378,16 @@ def test_what_happens_beside_a_full_lane_is_no_bottleneck(desktop: Calibration) 
     )
     assert in_turn.bottleneck == "update"
     assert all(c.stages for c in plan.best_of_schemes.values())
+
+
+def test_threads_of_a_policy_do_not_wait_on_the_cores_of_workers(laptop: Calibration) -> None:
+    step = Task(op="env_step", env=ENV, backend="process", num_envs=8, workers=2)
+    calibration = laptop.with_measurements([Measurement(task=step, times_s=(1e-4,) * 5)])
+    cores = calibration.machine.usable_cpus
+    assert cores == 2
+    wide = workload(hidden_sizes=(1024, 1024), minibatch_rows=512)
+    spread: dict[str, object] = {"env_backend": "process", "num_workers": cores}
+    chosen = make_plan(calibration, wide, scheme="cpu", placement=spread).placement
+    assert (chosen.sample_threads, chosen.learn_threads) == (1, 2)
+    asked = make_plan(calibration, wide, scheme="cpu", placement={**spread, "sample_threads": 2})
+    assert asked.placement.sample_threads == 2

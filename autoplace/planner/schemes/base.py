@@ -214,4 +214,9 @@ def combinations(
     workers = found.num_workers
     free = axes.usable_cpus - found.sample_threads  # cores that are not the policy's
     splits = (found.sample_device == CPU) & (workers > 0) & (workers <= free)
-    return found.where((found.num_groups == 1) | splits & (2 * workers <= num_envs))
+    found = found.where((found.num_groups == 1) | splits & (2 * workers <= num_envs))
+    if len(axes.sample_threads) == 1:  # nothing to choose
+        return found
+    # Threads of a policy step go on waiting for the next one while the workers need their cores.
+    waiting = np.where(found.sample_device == CPU, found.sample_threads - 1, 0)
+    return found.where((waiting == 0) | (found.num_workers + waiting <= axes.usable_cpus))
