@@ -230,6 +230,7 @@ with RunDir(Path({folder!r})) as run_dir:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # twenty processes that import torch, on a machine that may be busy
 def test_the_last_good_checkpoint_loads_after_each_of_20_kills_during_saves(tmp_path):
     chance = random.Random(0)
     create_run_dir(tmp_path, env_id="CartPole-v1", seed=0).close()
