@@ -17,6 +17,10 @@ from typing import Any
 from autoplace.errors import UsageError
 
 FLOAT_BYTES = 4
+# What bounds the activations of a pass over a whole rollout: its rows, and with an encoder of
+# images or a network of the user's own the numbers that its layers put out.
+PASS_ROWS = 65536
+PASS_NUMBERS = 1 << 24
 # How image observations are read: the channel axis found by its size, forced to be the last or the
 # first one, or no image at all but numbers in a row.
 IMAGE_READINGS = ("auto", "hwc", "chw", "flat")

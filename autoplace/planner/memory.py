@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 
+from autoplace.device_names import CPU
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
-from autoplace.workload import FLOAT_BYTES, Workload
+from autoplace.workload import FLOAT_BYTES, PASS_NUMBERS, PASS_ROWS, NetworkSpec, Workload
 
 # Share of the free memory that a plan may use: the rest is for what an estimate cannot see
 # (allocator slack, library workspaces, the environments themselves).
 USABLE_FRACTION = 0.8
-# What a process that has imported torch keeps to itself; its libraries are shared.
-_PROCESS_BYTES = 160 * 2**20
+# What a process keeps to itself that has imported what learning needs, or what acting needs, or
+# that steps environments only; measured under Linux (tests/benchmarks/memory_estimates.py).
+_LEARNING_BYTES = 200 * 2**20
+_ACTING_BYTES = 140 * 2**20
+_STEPPING_BYTES = 30 * 2**20
+# The backend whose processes step environments; those of others are samplers, which act too.
+_STEPPING_BACKEND = "process"
+# Weights and moments of a checkpoint: taken, written to memory, and as a whole.
+_CHECKPOINT_COPIES = 3 * 3
 # Fields of a placement that memory depends on.
-FIELDS = ("num_envs", "minibatch_rows", "learn_device", "num_workers", "max_policy_lag")
+FIELDS = (
+    "num_envs",
+    "minibatch_rows",
+    "accumulation_steps",
+    "sample_device",
+    "learn_device",
+    "env_backend",
+    "num_workers",
+    "max_policy_lag",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,31 +50,76 @@ class Limits:
 
 
 def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
-    """Bytes that a run needs, by device: rollout, weights with Adam's state, one minibatch."""
+    """The most bytes that a run holds at a time, by device; of a new process all that it keeps."""
     rows = workload.hyperparameters.rollout_steps * placement.num_envs
-    rollout = rows * sum(rollout_bytes_per_row(workload).values())
-    # Noise; the batch's own matrix beside the rollout; one epoch's permutation.
-    network = workload.network
-    width = (0 if network.images else network.observation_size) + network.action_columns + 3
-    rollout += rows * (FLOAT_BYTES * (network.action_size + 2 * width) + 8)
-    weights = FLOAT_BYTES * network.num_parameters
-    outputs = network.activation_size
-    if network.images:  # as floats, where they are read
-        outputs += network.observation_size
-    # Each activation is kept for the backward pass beside its gradient; rows are gathered.
-    minibatch = placement.minibatch_rows * (
-        FLOAT_BYTES * 3 * outputs + sum(rollout_bytes_per_row(workload).values())
-    )
-    learner = rollout + 4 * weights + minibatch
-    # Where sampling and learning overlap, there is a rollout and weights for every step of the lag,
-    # and the learner's state twice.
+    weights = FLOAT_BYTES * workload.network.num_parameters
+    orders = 8 * workload.hyperparameters.epochs * rows  # of rows in each epoch
+    noise = FLOAT_BYTES * rows * workload.network.action_size
+    rollout = _rollout_bytes(workload, placement)
+    learner = rollout + orders + _learner_bytes(workload, placement)
     lag = placement.max_policy_lag
-    processes = _PROCESS_BYTES * (placement.num_workers + min(lag, 1))
-    overlap = lag * (rollout + weights) + 4 * min(lag, 1) * weights + processes
-    if placement.learn_device == "cpu":
-        return {"cpu": learner + overlap}
-    # The host keeps its side of everything that crosses.
-    return {placement.learn_device: learner, "cpu": rollout + weights + overlap}
+    if placement.learn_device == CPU:
+        host = learner + noise
+        if lag:  # every other rollout of the lag, the sampler's weights, and orders to be sent
+            host += lag * (rollout + orders) + 2 * weights
+    else:  # the host keeps its side of everything that crosses
+        host = (1 + lag) * (rollout + orders) + noise + 4 * weights
+    host += _CHECKPOINT_COPIES * weights + _processes_bytes(placement)
+    needed = {CPU: host}
+    if placement.learn_device != CPU:
+        samples_there = placement.sample_device != CPU
+        needed[placement.learn_device] = learner + (noise if samples_there else 0)
+    return needed
+
+
+def _processes_bytes(placement: Placement) -> int:
+    """What all processes keep to themselves before anything is allocated."""
+    steps_only = placement.env_backend == _STEPPING_BACKEND
+    worker = _STEPPING_BYTES if steps_only else _ACTING_BYTES
+    learner = _ACTING_BYTES + _LEARNING_BYTES if placement.max_policy_lag else _LEARNING_BYTES
+    return learner + placement.num_workers * worker
+
+
+def _rollout_bytes(workload: Workload, placement: Placement) -> int:
+    rows = workload.hyperparameters.rollout_steps * placement.num_envs
+    last = placement.num_envs * workload.observation_bytes  # that the next one starts from
+    return rows * sum(rollout_bytes_per_row(workload).values()) + last
+
+
+def _learner_bytes(workload: Workload, placement: Placement) -> int:
+    """What learning holds on its device beside the rollout, at most.
+
+    First the whole rollout passes the network and becomes a matrix, then gradient steps read that.
+    """
+    network, lag = workload.network, placement.max_policy_lag
+    rows = workload.hyperparameters.rollout_steps * placement.num_envs
+    width = 0 if network.images else network.observation_size
+    matrix = rows * (width + network.action_columns + 3)
+    # Weights, their gradient and both moments of Adam; the weights that may have acted.
+    state = (4 + (lag + 1 if lag else 0)) * network.num_parameters
+    images = network.observation_size if network.images else 0  # as floats, where they are read
+    outputs = [positions * out for positions, _, out in network.matmuls()]
+    # A layer holds its input and its output.
+    widest = max(a + b for a, b in itertools.pairwise((images, *outputs)))
+    passes = rows * width + min(rows, PASS_ROWS, _pass_rows(network)) * widest
+    passes += rows * (network.action_size + 1)
+    # Normalised observations (under a lag by two networks) while the matrix is put together.
+    joined = (2 if lag else 1) * rows * width + matrix + 5 * rows
+    # Activations are kept for the way back, on which a layer holds two gradients of its width, or
+    # one and that of its weights.
+    part = math.ceil(placement.minibatch_rows / placement.accumulation_steps)
+    largest = max(inputs * out for _, inputs, out in network.matmuls())
+    gathered = placement.minibatch_rows * (network.observation_size + network.action_columns + 8)
+    step = gathered + part * (images + sum(outputs))
+    step += part * max(outputs) + max(part * max(outputs), largest)
+    return FLOAT_BYTES * (state + max(passes, joined, matrix + step))
+
+
+def _pass_rows(network: NetworkSpec) -> int:
+    """Rows that pass the network at once."""
+    if network.is_plain:
+        return PASS_ROWS
+    return max(1, PASS_NUMBERS // network.activation_size)
 
 
 def too_large(workload: Workload, placement: Placement, limits: Limits | None) -> str | None:
@@ -63,7 +127,7 @@ def too_large(workload: Workload, placement: Placement, limits: Limits | None) -
     if limits is None:
         return None
     for device, nbytes in estimate_bytes(workload, placement).items():
-        limit = limits.host_bytes if device == "cpu" else limits.device_bytes
+        limit = limits.host_bytes if device == CPU else limits.device_bytes
         if limit is not None and nbytes > USABLE_FRACTION * limit:
             return (
                 f"needs about {nbytes / 2**30:.2f} GiB on {device}, of which "

@@ -13,12 +13,7 @@ from autoplace.ppo.gae import advantages, bootstrap_values
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
-from autoplace.workload import Hyperparameters, NetworkSpec
-
-# What bounds the activations of a pass over the whole rollout: its rows, and with an encoder of
-# images or a network of the user's own the numbers that its layers put out.
-_PASS_ROWS = 65536
-_PASS_NUMBERS = 1 << 24
+from autoplace.workload import PASS_NUMBERS, PASS_ROWS, Hyperparameters, NetworkSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +192,13 @@ def _transitions(rollout: Rollout) -> Tensor | None:
 
 def _in_passes(function: object, rows: Tensor) -> Tensor:
     assert callable(function)
-    if rows.shape[0] <= _PASS_ROWS:
+    if rows.shape[0] <= PASS_ROWS:
         return function(rows)  # type: ignore[no-any-return]
-    return torch.cat([function(part) for part in torch.split(rows, _PASS_ROWS)])
+    return torch.cat([function(part) for part in torch.split(rows, PASS_ROWS)])
 
 
 def _both_in_passes(network: ActorCritic, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(policy outputs, values) of rows, what they share computed once."""
-    pass_rows = max(1, min(_PASS_ROWS, _PASS_NUMBERS // network.spec.activation_size))
+    pass_rows = max(1, min(PASS_ROWS, PASS_NUMBERS // network.spec.activation_size))
     parts = [network.both(part) for part in torch.split(rows, pass_rows)]
     return torch.cat([outputs for outputs, _ in parts]), torch.cat([v for _, v in parts])

@@ -1,0 +1,105 @@
+"""What real runs keep in host memory at most, beside what their plans said (Linux).
+
+    python -m tests.benchmarks.memory_estimates
+
+Counted is what the run's processes have to themselves or share with each other, files left out, on
+top of what the planning process had before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from autoplace import store
+from autoplace.planner.memory import estimate_bytes
+from autoplace.planner.search import make_plan
+from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+
+REFERENCE = Path(__file__).parents[2] / "calibration" / "reference-2-cores.json"
+SCHEMES = ("cpu", "double-buffer", "async")
+# num_envs, rollout_steps, minibatch_rows, hidden_sizes: nothing much; the rollout; the weights
+SIZES = ((8, 128, 128, (64, 64)), (64, 2048, 4096, (64, 64)), (8, 128, 128, (1024, 1024)))
+ITERATIONS = 4
+POLL_S = 0.02
+
+
+def run(row: str) -> None:
+    """Plan, say the estimate, wait for a line, and run."""
+    scheme, num_envs, rollout_steps, minibatch_rows, hidden_sizes = json.loads(row)
+    hyper = Hyperparameters(
+        num_envs=num_envs,
+        rollout_steps=rollout_steps,
+        minibatch_rows=minibatch_rows,
+        hidden_sizes=tuple(hidden_sizes),
+    )
+    workload = Workload(
+        env=EnvSpec.make("CartPole-v1"),
+        network=NetworkSpec(observation_size=4, hidden_sizes=hyper.hidden_sizes, action_size=2),
+        hyperparameters=hyper,
+        action_bytes=8,
+    )
+    plan = make_plan(store.read_calibration(REFERENCE), workload, scheme=scheme)
+    print(estimate_bytes(workload, plan.placement)["cpu"], flush=True)
+    sys.stdin.readline()
+    from autoplace.train import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(plan, total_steps=ITERATIONS * hyper.rollout_rows, run_dir=Path(folder) / "run")
+
+
+def held_bytes(root: psutil.Process) -> int:
+    """Memory of a process and its children, of no file."""
+    total = 0
+    try:
+        for process in (root, *root.children(recursive=True)):
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name in ("Pss_Anon", "Pss_Shmem"):
+                    total += 1024 * int(value.split()[0])
+    except (psutil.Error, OSError):  # one of them has just ended
+        return 0
+    return total
+
+
+def main() -> None:
+    """Measure every scheme with every size."""
+    for scheme, sizes in itertools.product(SCHEMES, SIZES):
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.memory_estimates",
+            json.dumps((scheme, *sizes)),
+        ]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdin is not None and child.stdout is not None
+            estimate, root = int(child.stdout.readline()), psutil.Process(child.pid)
+            before = held_bytes(root)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            peak = 0
+            while child.poll() is None:
+                peak = max(peak, held_bytes(root))
+                time.sleep(POLL_S)
+        added = peak - before
+        print(
+            f"{scheme:<14} {sizes!s:<32} {added / 2**20:6.0f} MiB, estimated "
+            f"{estimate / 2**20:6.0f}, ratio {estimate / added:.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run(sys.argv[1])
+    else:
+        main()
