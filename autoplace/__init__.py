@@ -11,13 +11,13 @@ numpy is not loaded yet, that its threads are to sleep soon after their work.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 from autoplace._version import __version__
+from autoplace.importing import load
 
 # Its threads wait for more work in a loop, 2^26 cycles long by default: some 20 ms, in which the
 # processes that step environments would find a core less. 2^17 outlast the pauses within an update.
@@ -125,7 +125,7 @@ class _Package(types.ModuleType):
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home), name)
+        value = getattr(load(home), name)
         setattr(self, name, value)
         return value
 

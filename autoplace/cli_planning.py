@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autoplace.cli_options import HYPERPARAMETERS, SWITCHES
 from autoplace.cli_output import calibration_progress, note, race_progress
 from autoplace.errors import AutoplaceError, UsageError
+from autoplace.importing import load
 
 if TYPE_CHECKING:
     from autoplace.cost_model import CostModel
@@ -98,6 +99,8 @@ def planned(
     ``total_steps`` is the run's length, ``None`` where that is of no account. An engine that takes
     more once than it saves over it is dropped, though it was asked for.
     """
+    load("autoplace.prepare")
+    load("autoplace.cost_model")
     workload = _workload(env, env_kwargs, options)
     return _plan_workload(workload, options, options["max_policy_lag"], total_steps)
 

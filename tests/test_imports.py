@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "autoplace"
 
 # Lowest first. A module imports from its own line and the lines above it, never from below.
 LAYERS = (
-    ("_version",),
+    ("_version", "importing"),
     ("errors", "units", "device_names", "engines", "cgroups", "interpreter", "processes"),
     ("accelerators", "device", "files", "home"),
     ("machine", "workload"),
@@ -180,3 +180,18 @@ def test_the_public_names_are_all_there_and_functions_are_not_hidden_by_modules(
         assert hasattr(autoplace, name), name
     assert callable(autoplace.train)
     assert set(autoplace._HOME_OF) | {"__version__"} == set(autoplace.__all__)
+
+
+def test_a_start_up_imports_without_looking_for_garbage() -> None:
+    code = """
+import gc, sys
+runs = []
+gc.callbacks.append(lambda phase, info: runs.append(phase))
+from autoplace.importing import load
+runs.clear()
+load("autoplace.train.learner_process")
+during = len(runs)
+sys.exit(during if gc.isenabled() else "the collector stays off")
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -5,8 +5,9 @@ Importing this package imports none of its modules: the processes of a run need 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from autoplace.importing import load
 
 if TYPE_CHECKING:
     from autoplace.train.callbacks import Callback, IterationReport, RunStart
@@ -43,4 +44,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(load(f"{__name__}.{_HOMES[name]}"), name)
