@@ -1,8 +1,9 @@
 """``calibrate()``: time what a cost model needs within a budget.
 
-Every task gets a first visit in order of usefulness, and a second one in reverse order: whatever
-makes the machine slower and slower then hits all tasks alike. What is left of the budget goes to
-the tasks whose medians are known worst. Between visits a sentinel is timed, which tells whether
+Every task gets a first visit in order of usefulness; then those of many more are visited that the
+cost model is least sure of. A second visit follows in reverse order: whatever makes the machine
+slower and slower then hits all tasks alike. What is left of the budget goes to the tasks whose
+medians are known worst. Between visits a sentinel is timed, which tells whether
 other programs or a drifting clock interfered; if so, the calibration says when and by how much.
 """
 
@@ -16,11 +17,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplace import device
+from autoplace.cost_model import fit_cost_model
 from autoplace.envs import inspect_env
-from autoplace.errors import DeviceError, EngineError, UsageError
+from autoplace.errors import CalibrationError, DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
+from autoplace.measure.active import least_sure
 from autoplace.measure.envs import measure_backends
-from autoplace.measure.grid import calibration_tasks
+from autoplace.measure.grid import calibration_tasks, candidate_tasks
 from autoplace.measure.load import Load, LoadError
 from autoplace.measure.named_engine import engine_tasks, measure_engine
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
@@ -38,9 +41,13 @@ _log = logging.getLogger(__name__)
 # With what importing and detecting takes, a minute and ten seconds.
 DEFAULT_BUDGET_S = 55.0
 QUICK_BUDGET_S = 6.5
-# Shares of the budget by whose end the first and the second visits are to be done.
+# Shares of the budget by whose end the first visits, those to what the model is least sure of, and
+# the second visits are to be done.
 _FIRST_VISITS = 0.5
-_SECOND_VISITS = 0.8
+_EXPLORED = 0.65
+_SECOND_VISITS = 0.85
+# So many tasks are picked at a time, before the model is fitted anew, and in all.
+_PICKED, _MOST_PICKED = 24, 96
 # No first visit may take more than this many times its share of the time that is left; but this
 # share of the whole budget is for any.
 _LARGEST_SHARE = 6.0
@@ -160,15 +167,18 @@ def _calibrate(
     names = _usable_devices(machine, devices)
     engines = {name: device.engines_on(name) for name in names}
     tasks = calibration_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
+    candidates = candidate_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
     learner = None if quick else next((task for task in tasks if task.op == "update"), None)
     long_s = _LONG_SHARE * budget_s
     if sections is not None:
         wanted = [task for task in tasks if section_of(task) in sections]
         budget_s *= len(wanted) / len(tasks)
         tasks = wanted
+        candidates = [task for task in candidates if section_of(task) in sections]
     session = _Session(machine, tasks, start_s, budget_s, progress, long_s=long_s, learner=learner)
     try:
         session.first_visits()
+        session.explore(candidates)
         session.second_visits()
         session.refine()
     finally:
@@ -275,6 +285,30 @@ class _Session:
                 continue
             self._visit(task, share_s, refining=False)
             self._done += 1
+
+    def explore(self, candidates: Sequence[Task]) -> None:
+        """Visit what the model is least sure of, until it is sure enough or the time is over."""
+        deadline_s = self._start_s + _EXPLORED * self._budget_s
+        pending, visited = [task for task in candidates if task not in self._series], 0
+        while visited < _MOST_PICKED and device.now() < deadline_s:
+            try:
+                timed = tuple(self.measurements())
+                model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
+                chosen = least_sure(model, pending, _PICKED)
+            except CalibrationError:  # the budget did not even reach the basic timings
+                return
+            if not chosen:
+                return
+            for index, task in enumerate(chosen):
+                pending.remove(task)
+                visited += 1
+                share_s = (deadline_s - device.now()) / (len(chosen) - index)
+                if share_s <= 0:
+                    return
+                if self._too_big(task, share_s) is None:
+                    self._series[task] = Series(tasks=_parts(task))
+                    self._visit(task, share_s, refining=False)
+                    self._done += 1
 
     def second_visits(self) -> None:
         """Visit every task again in reverse order, as far as the time for it goes."""

@@ -61,7 +61,8 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
 # How many more networks, and shapes of products, fill the space between these.
-_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 16, 40, 4
+_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 40, 4
+_CANDIDATES, _QUICK_CANDIDATES = 48, 16  # networks after those, of which the model picks
 _LARGEST_SPREAD = 2**26  # multiplications
 
 
@@ -75,9 +76,11 @@ def _halton(index: int, base: int) -> float:
     return value
 
 
-def _spread(count: int) -> Iterator[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]]:
-    """Networks and rows that fill the space between those of the table evenly."""
-    for index in range(1, count + 1):
+def _spread(
+    numbers: range,
+) -> Iterator[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]]:
+    """Networks and rows that fill the space between those of the table evenly, by their numbers."""
+    for index in numbers:
         observation, width, rows, batch = (_halton(index, base) for base in (2, 3, 5, 7))
         depth = 1 + index % 3 if index % 4 == 0 else 2
         spec = _spec(
@@ -153,6 +156,28 @@ def calibration_tasks(
     return list(dict.fromkeys(merged))
 
 
+def candidate_tasks(
+    devices: Sequence[str],
+    usable_cpus: int,
+    *,
+    engines: Mapping[str, Sequence[str]] | None = None,
+    quick: bool = False,
+) -> list[Task]:
+    """More of the trainer's steps, of which those are worth a timing that are known worst."""
+    found = []
+    numbers = range(_SPREAD + 1, _SPREAD + 1 + (_QUICK_CANDIDATES if quick else _CANDIDATES))
+    for on in devices:
+        counts = (1, usable_cpus) if on == CPU else (1,)
+        for network, rows, batches in _spread(numbers):
+            for count in dict.fromkeys(counts):
+                for engine in (engines or {}).get(on, (EAGER,)):
+                    found += [
+                        _update(on, count, network, batches[0], engine),
+                        _policy(on, count, network, rows[0], engine),
+                    ]
+    return list(dict.fromkeys(found))
+
+
 def _device_tasks(
     on: str, threads: Sequence[int], engines: Sequence[str], quick: bool
 ) -> Iterator[Task]:
@@ -196,7 +221,9 @@ def _device_tasks(
             for engine in dict.fromkeys(passes_engine(e, on) for e in (main, *others)):
                 yield from _once_per_iteration(on, counts, steps, quick, engine)
     ends = tuple(dict.fromkeys((counts[0], counts[-1])))
-    for index, (network, rows, batches) in enumerate(() if quick else _spread(_SPREAD)):
+    for index, (network, rows, batches) in enumerate(
+        () if quick else _spread(range(1, _SPREAD + 1))
+    ):
         for count in ends:
             for engine in (main, *others[: index % 2]):
                 yield _update(on, count, network, batches[0], engine)
