@@ -28,6 +28,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 import autoplace
+from autoplace.engines import EAGER, NUMPY
 from autoplace.planner.plan import Candidate, Placement, Plan
 
 POINTS = 40  # of a curve
@@ -64,7 +65,7 @@ class Episodes:
         return np.array([np.mean(self.returns[max(0, n - WINDOW) : n]) for n in ended])
 
 
-def make_plan(env: str, scheme: str) -> Plan:
+def make_plan(env: str, scheme: str, engine: str) -> Plan:
     """A plan made by hand: nothing is measured, since what is learned does not depend on it."""
     changes = TASKS[env][2]
     workload = autoplace.describe(env, minibatch_rows=MINIBATCH_ROWS, **changes)
@@ -76,6 +77,7 @@ def make_plan(env: str, scheme: str) -> Plan:
         transfer_interval_steps=hyper.rollout_steps,
         minibatch_rows=MINIBATCH_ROWS,
         num_envs=hyper.num_envs,
+        engine=engine,
     )
     chosen = Candidate(scheme=scheme, placement=placement)
     return Plan(
@@ -157,25 +159,27 @@ def draw(path: Path, results: dict[str, dict[str, np.ndarray]]) -> None:
     figure, axes = pyplot.subplots(1, len(results), figsize=(5 * len(results), 3.6), squeeze=False)
     for axis, (env, curves) in zip(axes[0], results.items(), strict=True):
         steps = TASKS[env][0] * np.arange(1, POINTS + 1) / POINTS
+        seeds = " and ".join(str(n) for n in dict.fromkeys(len(rows) for rows in curves.values()))
         for (name, rows), colour in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
             axis.plot(steps, rows.T, color=colour, alpha=0.25, linewidth=0.8)
             axis.plot(steps, rows.mean(0), color=colour, label=name)
-        axis.set(title=f"{env}, {len(rows)} seeds", xlabel="env steps", ylabel="return")
+        axis.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
+        axis.set(title=f"{env}, {seeds} seeds", xlabel="env steps", ylabel="return")
         axis.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
 
-def run(envs: list[str], num_seeds: int | None, scheme: str, file: Path) -> None:
-    """Train with both and write a row per run as soon as it is done."""
+def run(envs: list[str], first: int, num_seeds: int | None, scheme: str, file: Path) -> None:
+    """Train with both, by seeds from ``first`` on; a row per run as soon as it is done."""
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow(["env", "trainer", "seed", *(f"point_{i + 1}" for i in range(POINTS))])
         for env in envs:
             total_steps, seeds, _ = TASKS[env]
-            plan = make_plan(env, scheme)
-            for seed in range(num_seeds or seeds):
-                for name, train in ((OURS, run_ours), (THEIRS, run_theirs)):
+            ours, theirs = (make_plan(env, scheme, engine) for engine in (NUMPY, EAGER))
+            for seed in range(first, first + (num_seeds or seeds)):
+                for name, train, plan in ((OURS, run_ours, ours), (THEIRS, run_theirs, theirs)):
                     curve = train(plan, total_steps, seed).curve(total_steps)
                     writer.writerow([env, name, seed, *(f"{value:.2f}" for value in curve)])
                     out.flush()
@@ -200,6 +204,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--env", action="append", choices=list(TASKS), dest="envs")
     parser.add_argument("--seeds", type=int, help="of each trainer; 5, for Hopper-v5 3")
+    parser.add_argument("--first-seed", type=int, default=0, help="to add seeds to earlier runs")
     parser.add_argument("--scheme", default="cpu", choices=("cpu", "double-buffer"))
     parser.add_argument("--curves", type=Path, nargs="+", help="of earlier runs")
     args = parser.parse_args()
@@ -208,7 +213,7 @@ def main() -> None:
     files = args.curves
     if files is None:
         files = [args.output / "curves.csv"]
-        run(args.envs or list(TASKS), args.seeds, args.scheme, *files)
+        run(args.envs or list(TASKS), args.first_seed, args.seeds, args.scheme, *files)
     results = read(files)
     for env, curves in results.items():
         print(describe(env, curves), flush=True)
