@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -83,7 +84,7 @@ class ChildProcess:
 
         context = torch_processes.get_context("spawn")
         self.name = name
-        args = (target, is_bound())
+        args = (_PausedCollector(), target, is_bound())
         self._process = context.Process(target=_run, args=args, name=name)
         with clean_start(host_only=host_only):
             self._process.start()
@@ -195,7 +196,15 @@ def raise_packed(packed: tuple[BaseException, str]) -> None:
 # How a child starts and ends
 
 
-def _run(target: Callable[[], Any], bound: bool) -> None:
+class _PausedCollector:
+    """The first argument of a child: no garbage is looked for while the others import."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return gc.disable, ()
+
+
+def _run(_: None, target: Callable[[], Any], bound: bool) -> None:
+    gc.enable()
     leave_signals_to_parent()
     end_with_parent(bound)
     target()

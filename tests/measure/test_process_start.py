@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import psutil
@@ -40,3 +41,17 @@ def test_where_no_process_answers_the_rest_is_calibrated(
     with caplog.at_level(logging.WARNING):
         assert measure_process_start(num_samples=2) == []
     assert "was not timed" in caplog.text
+
+
+def test_a_process_imports_without_looking_for_garbage_and_collects_it_afterwards() -> None:
+    answers = device.message_channel()
+    process = device.spawn(_say_of_garbage, answers, name="autoplace test")
+    is_collected, num_collections = answers.get(timeout=process_start.DEADLINE_S)
+    process.join()
+    assert is_collected
+    # The oldest generation: importing torch alone would have it looked through several times.
+    assert num_collections <= 2
+
+
+def _say_of_garbage(answers: device.MessageChannel) -> None:
+    answers.put((gc.isenabled(), gc.get_stats()[2]["collections"]))
