@@ -40,7 +40,7 @@ class Told:
 )
 def test_a_sampler_takes_the_newest_version_that_is_allowed(lag, iteration, there, later, version):
     sampler = object.__new__(_Sampler)
-    sampler._job = SimpleNamespace(iterations=range(2, 100), max_policy_lag=lag)
+    sampler._job = SimpleNamespace(oldest=2, max_policy_lag=lag)
     sampler._versions, sampler._timer = Told(there, later), StageTimer()
     sampler._newest = sampler._version = -1
     sampler._find_version(iteration)
