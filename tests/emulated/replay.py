@@ -115,6 +115,7 @@ class Replay:
             mock.patch.object(
                 calibration_module, "measure_process_start", lambda **_: [self._start]
             ),
+            mock.patch.object(calibration_module, "candidate_tasks", lambda *_, **__: []),
             mock.patch.object(
                 calibration_module, "calibration_tasks", lambda *_, **__: self._tasks
             ),
