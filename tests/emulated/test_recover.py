@@ -39,6 +39,7 @@ def basics_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return [t for t in calibration_tasks(*args, **kwargs) if t.op in BASICS]  # type: ignore[arg-type]
 
     monkeypatch.setattr(calibration_module, "calibration_tasks", tasks)
+    monkeypatch.setattr(calibration_module, "candidate_tasks", lambda *_, **__: [])
 
 
 @pytest.mark.parametrize("name", ["laptop_weak_gpu", "slow_launch_driver"])
