@@ -168,6 +168,12 @@ def placement_options(function: Function) -> Function:
                 show_default=True,
                 help="Iterations that the sampling policy may be old; 0 forbids overlap.",
             ),
+            click.option(
+                "--scheme-settings",
+                is_flag=True,
+                help="Learn with the settings that are said to go with the scheme: under a policy "
+                "lag 0.8 x the entropy bonus and 0.75 x the clip range, larger minibatches.",
+            ),
         ],
         function,
     )

@@ -101,8 +101,25 @@ def planned(
     """
     load("autoplace.prepare")
     load("autoplace.cost_model")
-    workload = _workload(env, env_kwargs, options)
-    return _plan_workload(workload, options, options["max_policy_lag"], total_steps)
+    workload, lag = _workload(env, env_kwargs, options), options["max_policy_lag"]
+    made = _plan_workload(workload, options, lag, total_steps)
+    return _with_settings(made, options, lag, total_steps) if options["scheme_settings"] else made
+
+
+def _with_settings(
+    made: Planned, options: Mapping[str, Any], max_policy_lag: int, total_steps: int | None
+) -> Planned:
+    """The same scheme on the same device, with the settings that are said to go with it."""
+    from autoplace.planner.scheme_settings import settings_changed, with_scheme_settings
+
+    plan = made.plan
+    workload = with_scheme_settings(plan)
+    there = {**options, "scheme": plan.scheme, "device": plan.placement.device}
+    again = _plan_workload(workload, there, max_policy_lag, total_steps)
+    changes = (*again.plan.changes_learning, *settings_changed(plan, workload))
+    return dataclasses.replace(
+        again, plan=dataclasses.replace(again.plan, changes_learning=changes)
+    )
 
 
 def _plan_workload(

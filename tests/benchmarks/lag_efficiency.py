@@ -19,16 +19,16 @@ from autoplace.train.callbacks import Callback, IterationReport
 from autoplace.workload import Hyperparameters
 from tests.train.plans import make_plan
 
-_MOST_STEPS = 300_000
+MOST_STEPS = 300_000
 _MINIBATCH_ROWS = 64
 
 
-class _Until(Callback):
+class Until(Callback):
     """Stops a run once it returns enough."""
 
     def __init__(self, target: float) -> None:
         self._target = target
-        self.env_steps = _MOST_STEPS
+        self.env_steps = MOST_STEPS
 
     def on_iteration(self, report: IterationReport) -> None:
         """Look at the mean return."""
@@ -43,7 +43,7 @@ class _Until(Callback):
 
 def steps_until(env: str, scheme: str, lag: int, target: float, seed: int) -> int:
     """Env steps of one run until it returns ``target``."""
-    default, until = Hyperparameters(), _Until(target)
+    default, until = Hyperparameters(), Until(target)
     plan = make_plan(
         env,
         scheme=scheme,
@@ -54,7 +54,7 @@ def steps_until(env: str, scheme: str, lag: int, target: float, seed: int) -> in
         epochs=default.epochs,
         hidden_sizes=default.hidden_sizes,
     )
-    train(plan, total_steps=_MOST_STEPS, seed=seed, callbacks=[until])
+    train(plan, total_steps=MOST_STEPS, seed=seed, callbacks=[until])
     return until.env_steps
 
 
