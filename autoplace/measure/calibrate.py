@@ -174,7 +174,7 @@ def _calibrate(
         wanted = [task for task in tasks if section_of(task) in sections]
         budget_s *= len(wanted) / len(tasks)
         tasks = wanted
-        candidates = [task for task in candidates if section_of(task) in sections]
+        candidates = []  # a part of a calibration is too little to fit a model on
     session = _Session(machine, tasks, start_s, budget_s, progress, long_s=long_s, learner=learner)
     try:
         session.first_visits()
@@ -290,7 +290,7 @@ class _Session:
         """Visit what the model is least sure of, until it is sure enough or the time is over."""
         deadline_s = self._start_s + _EXPLORED * self._budget_s
         pending, visited = [task for task in candidates if task not in self._series], 0
-        while visited < _MOST_PICKED and device.now() < deadline_s:
+        while pending and visited < _MOST_PICKED and device.now() < deadline_s:
             try:
                 timed = tuple(self.measurements())
                 model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
