@@ -21,7 +21,6 @@ from autoplace.planner.plan import Plan
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
 from autoplace.train import train
-from autoplace.train.schemes import gpu as gpu_scheme
 from autoplace.workload import NetworkSpec
 from tests.emulated import EmulatedMachine
 from tests.emulated.recover import true_matmul_s
@@ -183,7 +182,7 @@ def test_a_value_read_back_inside_the_sampling_loop_is_caught(
         float(actions.sum())
         return actions
 
-    monkeypatch.setattr(gpu_scheme.PolicyStep, "__call__", with_a_look)
+    monkeypatch.setattr(PolicyStep, "__call__", with_a_look)
     assert waits_per_vector_step(long_plan(scheme="gpu", device=D), desktop) > 1.8
 
 
