@@ -164,13 +164,13 @@ class Correction:
 
 
 def _smooth(left: Array, right: Array, length: float) -> Array:
-    """Matérn's kernel with nu = 3/2 of the rows ``[M, F]`` and ``[N, F]`` (ibid., eq. 4.17).
+    """Matérn's kernel with nu = 3/2 of the rows ``[M, F]`` and ``[N, F]``.
 
     Rougher than a Gaussian: libraries change their algorithms from one size to the next.
     """
-    apart = left[:, None, :] - right[None, :, :]
-    scaled = np.sqrt(3.0 * np.square(apart).sum(axis=2)) / length
-    return np.asarray((1.0 + scaled) * np.exp(-scaled))
+    from sklearn.gaussian_process.kernels import Matern  # slow to import, and runs fit nothing
+
+    return np.asarray(Matern(length, nu=1.5)(left, right))
 
 
 def _stretch(z_scores: Array) -> float:
