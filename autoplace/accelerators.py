@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from autoplace.errors import first_line
 from autoplace.units import significant
 
 DEADLINE_S = 60.0
@@ -129,8 +130,7 @@ def _explain(error: Exception, name: str) -> str:
     """One line on why a kernel failed; what torch was built for where that is the cause."""
     import torch
 
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
+    reason = first_line(error) or type(error).__name__
     if "no kernel image" not in reason.lower():
         return reason
     module = torch.get_device_module(torch.device(name))

@@ -39,7 +39,6 @@ class Contention:
             if task.beside and alone is not None:
                 ratio = measurement.median_s / alone.median_s
                 found[task.op, task.threads][task.beside].append(math.log(ratio))
-        self._factors: dict[tuple[str, int, int], float] = {}
         # By (op, threads): the logarithm of the ratio by busy cores, 0 where none are.
         self._curves = {
             key: [(0, 0.0), *sorted((n, statistics.mean(logs)) for n, logs in by_busy.items())]
@@ -55,12 +54,6 @@ class Contention:
             busy: cores that other work keeps busy. Between those that were timed the logarithm is
                 interpolated, beyond them it stays.
         """
-        key = stage, threads, busy
-        if key not in self._factors:
-            self._factors[key] = self._find(*key)
-        return self._factors[key]
-
-    def _find(self, stage: str, threads: int, busy: int) -> float:
         op = _LIKE.get(stage)
         counts = [count for name, count in self._curves if name == op]
         if op is None or not counts or not busy:

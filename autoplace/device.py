@@ -22,7 +22,7 @@ from threadpoolctl import ThreadpoolController
 
 from autoplace.device_names import CPU, canonical_device, is_accelerator
 from autoplace.engines import EAGER, GRAPH, NUMPY
-from autoplace.errors import DeviceError, EngineError
+from autoplace.errors import DeviceError, EngineError, first_line
 from autoplace.processes import ChildProcess, PipeChannel, wait_any_process
 
 __all__ = [
@@ -465,8 +465,8 @@ class Graph:
                 with module.graph(self._graph):
                     work()
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            raise EngineError(f"{device} cannot record its work ({reason[0]})") from error
+            reason = first_line(error) or type(error).__name__
+            raise EngineError(f"{device} cannot record its work ({reason})") from error
 
     def replay(self) -> None:
         """Queue the work on the current stream."""

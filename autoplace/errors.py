@@ -7,6 +7,17 @@ it and exits with ``exit_code``; anything else that is raised is a bug and keeps
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, "" where it has none."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), "")
+
+
+def brief(error: BaseException) -> str:
+    """The type of an error that was not foreseen and the first line of its message, cut short."""
+    line = first_line(error)
+    return f"{type(error).__name__}: {line[:160]}" if line else type(error).__name__
+
+
 class AutoplaceError(Exception):
     """A failure that its one-line message explains."""
 

@@ -274,11 +274,7 @@ def detect_machine(
         arch=platform.machine() or "unknown",
         accelerators=found,
         versions=tuple(sorted(versions.items())),
-        variables=tuple(
-            sorted(
-                (n, os.environ[n]) for n in (*_CPU_VARIABLES, *_DEVICE_VARIABLES) if n in os.environ
-            )
-        ),
+        variables=tuple(sorted((n, os.environ[n]) for n in _VARIABLES if n in os.environ)),
         complete=accelerators,
         cpu_power=_cpu_power(cpus[0], sys_root),
     )

@@ -20,7 +20,7 @@ import numpy as np
 from autoplace import calibrate, device, fit_cost_model
 from autoplace.cost_model import Cost, CostModel
 from autoplace.engines import EAGER
-from autoplace.measure.probes import build_probe, policy_step_parts
+from autoplace.measure.probes import build_probe, timed_tasks
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.store import read_calibration
@@ -88,7 +88,7 @@ def held_out_tasks(calibration: Calibration, count: int, seed: int = 0) -> list[
     found: dict[Task, None] = {}
     while len(found) < count:
         task = _draw(rng, calibration)
-        timed = policy_step_parts(task) if task.op == "policy_step" else (task,)
+        timed = timed_tasks(task)
         if _work(task) <= LARGEST_PRODUCT and not any(t in calibration.by_task for t in timed):
             found[task] = None
     return list(found)
@@ -153,7 +153,7 @@ def hold_out(
 
 
 def _visit(task: Task, time_limit_s: float) -> list[Measurement]:
-    series = Series(tasks=policy_step_parts(task) if task.op == "policy_step" else (task,))
+    series = Series(tasks=timed_tasks(task))
     with device.torch_threads(task.threads, task.engine):
         probe = build_probe(task)
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from autoplace.machine import Accelerator, Machine
 from autoplace.measure.grid import calibration_tasks
+from autoplace.measure.probes import timed_tasks
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.physics import Line, Matmul, Primitives, physics
 from autoplace.store import save_calibration
@@ -137,7 +138,7 @@ def calibration(name: str) -> Calibration:
     tasks: dict[Task, None] = {}
     for task in calibration_tasks(rates.devices, host.cpus):
         if task.op != "interpreter" and not task.beside:  # no figure says what busy cores cost
-            tasks.update(dict.fromkeys(_timed_parts(task)))
+            tasks.update(dict.fromkeys(timed_tasks(task)))
     cards = () if card is None else (
         Accelerator(
             device=card.device, name=card.name, uuid="", memory_bytes=card.memory_bytes,
@@ -162,16 +163,6 @@ def calibration(name: str) -> Calibration:
         origin="modelled",
         sources=figure.sources,
         warnings=("modelled from published figures: nothing was timed on this machine",),
-    )
-
-
-def _timed_parts(task: Task) -> tuple[Task, ...]:
-    """As the probe of a policy step on an accelerator tells its parts apart."""
-    if task.op != "policy_step" or task.device == "cpu":
-        return (task,)
-    ops = ("obs_to_device", "policy_step", "action_to_host")
-    return tuple(
-        Task(op=op, device=task.device, network=task.network, rows=task.rows) for op in ops
     )
 
 

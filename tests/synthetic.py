@@ -15,7 +15,7 @@ import numpy as np
 
 from autoplace.machine import Accelerator, Machine
 from autoplace.measure.grid import calibration_tasks
-from autoplace.measure.probes import policy_step_parts
+from autoplace.measure.probes import timed_tasks
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.workload import EnvSpec, NetworkSpec
 
@@ -168,9 +168,7 @@ def make_calibration(
     devices = ("cpu", GPU) if truth.gpu else ("cpu",)
     timed: dict[Task, None] = {}
     for task in calibration_tasks(devices, usable_cpus, quick=quick):
-        timed.update(
-            dict.fromkeys(policy_step_parts(task) if task.op == "policy_step" else (task,))
-        )
+        timed.update(dict.fromkeys(timed_tasks(task)))
     measurements = [
         Measurement(task=task, times_s=tuple(truth.seconds(task) * noise() for _ in range(samples)))
         for task in timed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from autoplace.envs.spaces import ObservationCodec
-from autoplace.errors import EnvError
+from autoplace.errors import EnvError, first_line
 
 if TYPE_CHECKING:
     from autoplace.envs.description import EnvDescription
@@ -113,6 +113,5 @@ def raise_from_env(error: Exception, where: str) -> NoReturn:
     Raises:
         EnvError: always; its cause is the environment's own exception.
     """
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    message = f"{type(error).__name__} from {where}: {first_line}"
+    message = f"{type(error).__name__} from {where}: {first_line(error)}"
     raise EnvError(message, evidence=own_traceback(error)) from error

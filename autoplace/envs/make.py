@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from autoplace.envs.checks import own_traceback
-from autoplace.errors import AutoplaceError, EnvError
+from autoplace.errors import AutoplaceError, EnvError, first_line
 from autoplace.files import load_module
 from autoplace.workload import EnvSpec
 
@@ -118,8 +118,7 @@ def raise_unmade(spec: EnvSpec, error: Exception) -> NoReturn:
     known = _known_failure(spec.id, error)
     if known is not None:
         raise EnvError(known) from error
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    message = f"{spec.id} cannot be made: {type(error).__name__}: {first_line}"
+    message = f"{spec.id} cannot be made: {type(error).__name__}: {first_line(error)}"
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     is_asked_for = unknown is not None and unknown[1] in spec.kwargs
     raise EnvError(message, evidence="" if is_asked_for else own_traceback(error)) from error

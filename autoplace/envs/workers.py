@@ -35,7 +35,7 @@ from typing import Any, NoReturn, Protocol
 import cloudpickle
 import numpy as np
 
-from autoplace.errors import EnvError
+from autoplace.errors import EnvError, first_line
 from autoplace.processes import (
     RemoteTraceback,
     clean_start,
@@ -385,8 +385,7 @@ def _failure(error: BaseException) -> dict[str, str]:
     if isinstance(error, EnvError):
         message, origin, evidence = str(error), error.__cause__ or error, error.evidence
     else:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        message, origin = f"{type(error).__name__} in a worker: {first_line}", error
+        message, origin = f"{type(error).__name__} in a worker: {first_line(error)}", error
     text = traceback.format_exception(type(origin), origin, origin.__traceback__)
     return {"message": message, "traceback": "".join(text), "evidence": evidence}
 
@@ -404,10 +403,10 @@ def pickled(value: Any, name: str) -> bytes:  # noqa: ANN401 - any value
     try:
         return cloudpickle.dumps(value)  # type: ignore[no-any-return]
     except Exception as error:  # whatever an object's own reduction raises
-        first_line = (str(error).strip().splitlines() or [""])[0]
         raise NotPicklableError(
-            f"{name} cannot be sent to a worker process ({type(error).__name__}: {first_line})"
-            ": make what it holds inside of the environment's constructor"
+            f"{name} cannot be sent to a worker process "
+            f"({type(error).__name__}: {first_line(error)}): "
+            "make what it holds inside of the environment's constructor"
         ) from error
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoplace.cost_model import CostModel
-from autoplace.device_names import CPU
+from autoplace.measure.probes import timed_tasks
 from autoplace.measurement import Task
 
 # Relative standard error of the smooth part of a cost that is good enough ...
@@ -27,7 +27,8 @@ def least_sure(model: CostModel, candidates: Sequence[Task], count: int) -> list
     """At most ``count`` of the candidates, what would tell most first; none where all is known."""
     if not candidates:
         return []
-    _, covariance = model.joint([_judged(task) for task in candidates])
+    # Of a policy step on an accelerator the last part, the wait, is the hardest to foresee.
+    _, covariance = model.joint([timed_tasks(task)[-1] for task in candidates])
     chosen: list[Task] = []
     for _ in range(min(count, len(candidates))):
         index = int(np.argmax(np.diag(covariance)))
@@ -39,17 +40,3 @@ def least_sure(model: CostModel, candidates: Sequence[Task], count: int) -> list
         covariance -= np.outer(column, column) / (variance + _TIMING_ERROR**2)
         covariance[index, index] = 0.0
     return chosen
-
-
-def _judged(task: Task) -> Task:
-    """The part of a probe that is hardest to foresee: of a policy step elsewhere, the wait."""
-    if task.op != "policy_step" or task.device == CPU:
-        return task
-    return Task(
-        op="action_to_host",
-        device=task.device,
-        threads=task.threads,
-        network=task.network,
-        rows=task.rows,
-        engine=task.engine,
-    )

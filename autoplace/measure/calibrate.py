@@ -27,7 +27,7 @@ from autoplace.measure.grid import calibration_tasks, candidate_tasks
 from autoplace.measure.load import Load, LoadError
 from autoplace.measure.named_engine import engine_tasks, measure_engine
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
-from autoplace.measure.probes import build_probe, policy_step_parts, probe_bytes
+from autoplace.measure.probes import build_probe, probe_bytes, timed_tasks
 from autoplace.measure.process_start import PROCESS_START, measure_process_start
 from autoplace.measure.sentinel import Sentinel
 from autoplace.measure.timing import Series, run_probe
@@ -252,7 +252,7 @@ class _Session:
         learner: Task | None,
     ) -> None:
         self._machine = machine
-        self._series = {task: Series(tasks=_parts(task)) for task in tasks}
+        self._series = {task: Series(tasks=timed_tasks(task)) for task in tasks}
         self._start_s = start_s
         self._end_s = start_s + budget_s
         self._budget_s = budget_s
@@ -306,7 +306,7 @@ class _Session:
                 if share_s <= 0:
                     return
                 if self._too_big(task, share_s) is None:
-                    self._series[task] = Series(tasks=_parts(task))
+                    self._series[task] = Series(tasks=timed_tasks(task))
                     self._visit(task, share_s, refining=False)
                     self._done += 1
 
@@ -471,7 +471,3 @@ def _product(shape: Sequence[int]) -> float:
     for size in shape:
         product *= size
     return product
-
-
-def _parts(task: Task) -> tuple[Task, ...]:
-    return policy_step_parts(task) if task.op == "policy_step" else (task,)

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from autoplace import device
-from autoplace.errors import EngineError
+from autoplace.errors import EngineError, brief
 from autoplace.measure.own_network import MINIBATCH_ROWS
-from autoplace.measure.probes import build_probe, policy_step_parts
+from autoplace.measure.probes import build_probe, timed_tasks
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Measurement, Task
 from autoplace.workload import Workload
@@ -82,17 +82,18 @@ def measure_engine(tasks: Sequence[Task]) -> list[Measurement]:
 
 def _measure(task: Task) -> tuple[float, list[Measurement]]:
     """Seconds of the first call, and those of later ones."""
-    series = Series(tasks=policy_step_parts(task) if task.op == "policy_step" else (task,))
+    series = Series(tasks=timed_tasks(task))
     try:
         probe = build_probe(task)
-        start_s = device.now()
-        probe.sample(1)
-        first_s = device.now() - start_s
-        run_probe(probe, series, time_limit_s=_TIME_LIMIT_S)
+        try:
+            start_s = device.now()
+            probe.sample(1)
+            first_s = device.now() - start_s
+            run_probe(probe, series, time_limit_s=_TIME_LIMIT_S)
+        finally:
+            probe.close()
     except Exception as error:  # whatever a compiler or a driver raises
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
-        raise EngineError(f"engine {task.engine} does not work on {task.device} ({reason})") from (
-            error
-        )
+        raise EngineError(
+            f"engine {task.engine} does not work on {task.device} ({brief(error)})"
+        ) from error
     return first_s, series.measurements()

@@ -15,7 +15,7 @@ from autoplace import device
 from autoplace.engines import supports
 from autoplace.errors import EngineError
 from autoplace.measure.grid import thread_counts
-from autoplace.measure.probes import build_probe, policy_step_parts
+from autoplace.measure.probes import build_probe, timed_tasks
 from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Measurement, Task
 from autoplace.workload import Workload
@@ -74,8 +74,7 @@ def measure_own_network(tasks: Sequence[Task]) -> list[Measurement]:
         kind = (task.op, task.device, task.threads, task.engine)
         if slowest_s.get(kind, 0.0) > _LONGEST_CALL_S:
             continue
-        parts = policy_step_parts(task) if task.op == "policy_step" else (task,)
-        series = Series(tasks=parts)
+        series = Series(tasks=timed_tasks(task))
         with device.torch_threads(task.threads, task.engine):
             probe = build_probe(task)
             try:

@@ -280,12 +280,12 @@ def _policy_step(task: Task) -> Probe:
             received_s += end_s - after_issue_s
         return sent_s / calls, issued_s / calls, received_s / calls
 
-    return Probe(tasks=policy_step_parts(task), sample=sample_parts)
+    return Probe(tasks=timed_tasks(task), sample=sample_parts)
 
 
-def policy_step_parts(task: Task) -> tuple[Task, ...]:
-    """The tasks that one probe of a policy step times."""
-    if task.device == device.CPU:
+def timed_tasks(task: Task) -> tuple[Task, ...]:
+    """The tasks that the probe of a task times: of a policy step elsewhere, each of its parts."""
+    if task.op != "policy_step" or task.device == device.CPU:
         return (task,)
     return tuple(_with_op(task, op) for op in ("obs_to_device", "policy_step", "action_to_host"))
 

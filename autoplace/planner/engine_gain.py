@@ -45,7 +45,6 @@ def why_it_costs_more(candidate: Candidate, instead: Candidate) -> str | None:
     """
     if candidate.score > instead.score:
         return None
-    assert candidate.placement is not None and instead.placement is not None
     engine, other = candidate.placement.engine, instead.placement.engine
     if candidate.total_steps is None or candidate.env_steps_per_s <= instead.env_steps_per_s:
         why = "it is no faster"

@@ -137,7 +137,7 @@ def _start(candidate: Candidate) -> str:
     if share < _WORTH_SAYING:
         return ""
     what = f"Starting the processes of {candidate.scheme}"
-    if candidate.placement is not None and candidate.placement.engine in TIMED_WHERE_NAMED:
+    if candidate.placement.engine in TIMED_WHERE_NAMED:
         what = f"Making {candidate.scheme} with the {candidate.placement.engine} engine ready"
     rate = format_rate(candidate.env_steps_per_s / (1 + share))
     return (

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from autoplace import device as devices
 from autoplace.engines import NUMPY, Verdict
+from autoplace.errors import brief
 from autoplace.units import format_percent, format_seconds
 
 Hear = Callable[[Verdict], None]
@@ -69,9 +70,7 @@ class Trial:
 
     def fail(self, error: Exception) -> None:
         """Count a step that the engine has not been able to compute."""
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        name = type(error).__name__
-        self._end(f"{name}: {lines[0][:160]}" if lines else name)
+        self._end(brief(error))
 
     def _end(self, reason: str | None) -> None:
         self.is_over, self.is_dropped = True, reason is not None
