@@ -50,7 +50,9 @@ def _copy_on_devices(source: torch.Tensor, target: torch.Tensor) -> None:
     run = runtime()
     here, there = check_index(source.device.index), check_index(target.device.index)
     source_host, target_host = host_view(source), host_view(target)
-    if not _skips(source, target):
+    if _skips(source, target):
+        target_host.zero_()  # as below
+    else:
         target_host.copy_(source_host)
     if here == there:
         arguments = (target_host, source_host)

@@ -290,8 +290,9 @@ def dry_result(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
         return False, None
     written = [t for a, t in tensors if a.is_written]
     if written:
-        if info.name in _OVERWRITING:  # often the first to write to what `empty` gave
-            for tensor in written:
+        for argument, tensor in tensors:
+            # Overwritten, often for the first time since `empty` gave it.
+            if argument.is_written and not argument.is_read:
                 tensor.zero_()
         if not op._schema.returns:
             return True, None

@@ -702,6 +702,20 @@ def test_a_dry_run_takes_the_same_virtual_time_and_keeps_shapes(place: str) -> N
     assert run(dry=True) == run(dry=False)
 
 
+@pytest.mark.parametrize("place", ["cpu", D])
+def test_a_dry_run_leaves_nothing_of_what_an_operation_overwrites(place: str) -> None:
+    with machine(dry=True):
+        a = torch.ones(1200, 1200, device=place)
+        for overwrite in (
+            lambda out: torch.mm(a, a, out=out),
+            lambda out: torch.tanh(a, out=out),
+            lambda out: out.copy_(a),
+        ):
+            left = torch.full((1200, 1200), 1e30, device=place)
+            overwrite(left)
+            assert float(left[0, 0]) == float(left[-1, -1]) == 0.0
+
+
 def _recovered(place: str, call: Callable[[int], object], sizes: list[int]) -> tuple[float, float]:
     """Intercept and slope of the time of ``call(size)``, waited for; relative errors fitted."""
     times = []
