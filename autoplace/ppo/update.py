@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autoplace import device as devices
 from autoplace.engines import FP32
 from autoplace.errors import RunError
 from autoplace.ppo.adam import Adam, make_adam
@@ -19,6 +21,8 @@ from autoplace.ppo.distribution import log_prob
 from autoplace.ppo.loss import approximate_kl, clip_fraction, ppo_loss, standardize
 from autoplace.ppo.network import ActorCritic
 from autoplace.workload import Hyperparameters, minibatch_sizes
+
+log = logging.getLogger(__name__)
 
 Losses = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]  # of minibatch_losses
 _KL = 3  # place of the KL divergence among the metrics
@@ -127,13 +131,7 @@ class Updater:
             gathered.append(returns - advantages)  # the values that acted
         if hyper.normalize_advantages:
             gathered[3] = standardize(advantages)
-        self._gradient.zero_()
-        terms: tuple[Tensor, ...] = ()
-        with self._arithmetic.matmuls():
-            for part in _parts(gathered, self._accumulation_steps):
-                share = len(part[0]) / len(index)
-                found = self._backward(part, share, measure=measure, losses=losses)
-                terms = tuple(map(torch.add, terms, found)) if terms else found
+        terms = self._passes_that_fit(gathered, measure=measure, losses=losses)
         self._arithmetic.unscale(self._optimizer)
         norm = torch.linalg.vector_norm(self._gradient)
         if measure:
@@ -141,6 +139,41 @@ class Updater:
                 self._metrics += torch.stack((*terms, self._arithmetic.norm_to_report(norm)))
         self._gradient.mul_((hyper.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self._arithmetic.step(self._optimizer)
+
+    def _passes_that_fit(
+        self, rows: Sequence[Tensor], *, measure: bool, losses: Losses
+    ) -> tuple[Tensor, ...]:
+        """As :meth:`_passes`, from now on in twice as many parts where memory runs out."""
+        while True:
+            try:
+                return self._passes(rows, measure=measure, losses=losses)
+            except torch.OutOfMemoryError:
+                if self._accumulation_steps >= len(rows[0]):
+                    raise
+            # Behind the exception, which holds what was allocated.
+            devices.empty_cache(str(self._flat.device))
+            self._accumulation_steps *= 2
+            log.warning(
+                "%s ran out of memory in a gradient step: its %d rows pass in %d parts from now "
+                "on, which is slower and learns the same (--accumulation-steps %d)",
+                self._flat.device,
+                len(rows[0]),
+                self._accumulation_steps,
+                self._accumulation_steps,
+            )
+
+    def _passes(
+        self, rows: Sequence[Tensor], *, measure: bool, losses: Losses
+    ) -> tuple[Tensor, ...]:
+        """The gradient of a minibatch, part by part; its loss terms where they are wanted."""
+        self._gradient.zero_()
+        terms: tuple[Tensor, ...] = ()
+        with self._arithmetic.matmuls():
+            for part in _parts(rows, self._accumulation_steps):
+                share = len(part[0]) / len(rows[0])
+                found = self._backward(part, share, measure=measure, losses=losses)
+                terms = tuple(map(torch.add, terms, found)) if terms else found
+        return terms
 
     def _backward(
         self, part: Sequence[Tensor], share: float, *, measure: bool, losses: Losses

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from autoplace import device as devices
 from autoplace.device import now
 from autoplace.engines import engine_on
 from autoplace.envs import Restarts, spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
-from autoplace.errors import AutoplaceError, UsageError
+from autoplace.errors import AutoplaceError, RunError, UsageError, first_line
 from autoplace.measurement import Calibration
 from autoplace.planner.observed import Replan
 from autoplace.planner.plan import Plan
@@ -79,7 +81,7 @@ def train(
     Raises:
         UsageError: a value cannot work.
         EnvError: the environment cannot be made or misbehaves.
-        RunError: the run folder cannot be used, or a loss became NaN or infinite.
+        RunError: the run folder cannot be used, a loss became NaN or infinite, or memory ran out.
     """
     witness = SystemWitness(choose_sentinels(calibration, plan)) if witness is None else witness
     check = SelfCheck(witness)
@@ -293,7 +295,7 @@ def open_loop(
     if worker_deadline_s is not None and worker_deadline_s <= 0:
         raise UsageError(f"--worker-deadline must be above 0, got {worker_deadline_s:g}: raise it")
     placement = plan.placement
-    with contextlib.ExitStack() as stack:
+    with _memory_as_error(), contextlib.ExitStack() as stack:
         engine = engine_on(
             placement.engine, placement.sample_device, is_plain=plan.workload.network.is_plain
         )
@@ -313,6 +315,18 @@ def open_loop(
         resources = stack.enter_context(contextlib.ExitStack())
         restarts = Restarts(allowed=restart_workers)
         yield Loop(run, plan, stop, resources, worker_deadline_s, restarts)
+
+
+@contextlib.contextmanager
+def _memory_as_error() -> Iterator[None]:
+    """Memory that ran out, as an error that says what needs less of it."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise RunError(
+            f"memory ran out ({first_line(error)}): free some, plan again on this machine, or take "
+            "fewer --rollout-steps, --num-envs or --minibatch-rows; what was saved is untouched"
+        ) from error
 
 
 def count_iterations(hyperparameters: Hyperparameters, total_steps: int) -> int:

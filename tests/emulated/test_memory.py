@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autoplace.cost_model import CostModel, fit_cost_model
-from autoplace.errors import UsageError
+from autoplace.errors import RunError, UsageError
 from autoplace.measurement import Calibration
 from autoplace.planner.memory import Limits, estimate_bytes
 from autoplace.planner.plan import Plan
@@ -87,7 +87,7 @@ def peak_bytes(plan: Plan, memory_bytes: float = 8e9) -> int:
     """The most that the trainer held on the device in its first iterations.
 
     Raises:
-        torch.OutOfMemoryError: it did not fit.
+        RunError: it did not fit.
     """
     rows = plan.workload.hyperparameters.rollout_rows
     with EmulatedMachine(spec(memory_bytes), dry=True):
@@ -122,7 +122,7 @@ def random_sizes(rng: np.random.Generator) -> WorkloadSpec:
 @pytest.mark.parametrize(
     "tries", [6, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
-def test_no_plan_runs_out_of_device_memory(tries: int) -> None:
+def test_no_plan_runs_out_of_device_memory(tries: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(0)
     runs = refused = 0
     while runs < tries:
@@ -140,6 +140,7 @@ def test_no_plan_runs_out_of_device_memory(tries: int) -> None:
             refused += 1
             continue
         peak_bytes(plan, limit)  # raises where it does not fit
+        assert "ran out of memory" not in caplog.text  # nor was a minibatch cut into more parts
         runs += 1
     print(f"{runs} runs, {refused} refused")
     assert refused > 0
@@ -150,6 +151,9 @@ def peak_of(plan: Plan) -> int:
 
 
 def test_a_plan_that_knows_no_limit_does_run_out() -> None:
+    # Symptom: the whole rollout on the card, and the traceback of an allocator.
     plan = planned(workload_of(BOUND_BY[0]), "hybrid")
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(RunError, match=r"memory ran out \(emu:0 .*fewer --rollout-steps") as caught:
         peak_bytes(plan, peak_of(plan) / 2)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert "\n" not in str(caught.value)

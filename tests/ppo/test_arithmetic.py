@@ -81,6 +81,43 @@ def test_parts_of_a_step_hold_less_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SPECS)
+def test_a_step_that_memory_is_too_small_for_passes_in_more_parts_from_then_on(
+    name, monkeypatch, caplog
+):
+    # Symptom: a minibatch that does not fit onto the card ends a run of hours.
+    whole = stepped(name, steps=3)
+    seen = []
+    both = ActorCritic.both
+
+    def limited(self, rows):
+        seen.append(len(rows))
+        # Once more amid a step, when one part has left its gradient already.
+        if len(rows) > 20 or len(seen) == 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return both(self, rows)
+
+    monkeypatch.setattr(ActorCritic, "both", limited)
+    cut = stepped(name, steps=3)
+    assert seen == [33, 17, 16, *[9, 8, 8, 8] * 3]
+    torch.testing.assert_close(cut.network.flat, whole.network.flat, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cut._metrics, whole._metrics, rtol=1e-4, atol=1e-5)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cpu ran out of memory in a gradient step: its 33 rows pass in {parts} parts from now on, "
+        f"which is slower and learns the same (--accumulation-steps {parts})"
+        for parts in (2, 4)
+    ]
+
+
+def test_a_step_that_no_part_of_fits_says_that_memory_ran_out(monkeypatch):
+    def full(self, rows):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(ActorCritic, "both", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        stepped("categorical", steps=1)
+
+
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.1), ("fp16", 0.0125)])
 def test_16_bit_passes_give_nearly_the_same_gradient(name, precision, bound):
     # 8 and 11 significant bits; advantages sum to 0, so that much of a gradient cancels.
