@@ -22,6 +22,7 @@ from autoplace.envs import inspect_env
 from autoplace.errors import CalibrationError, DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
 from autoplace.measure.active import least_sure
+from autoplace.measure.doubts import describe_doubts, examine_products
 from autoplace.measure.envs import measure_backends
 from autoplace.measure.grid import calibration_tasks, candidate_tasks
 from autoplace.measure.load import Load, LoadError
@@ -184,6 +185,8 @@ def _calibrate(
     finally:
         session.close()
     measurements = session.measurements()
+    impossible, odd = examine_products(measurements)
+    measurements = [m for m in measurements if m not in impossible]
     if sections is None or section_of(PROCESS_START) in sections:
         measurements += measure_process_start(num_samples=1 if quick else 2)
     for env in envs:
@@ -198,7 +201,7 @@ def _calibrate(
         budget_s=budget_s,
         spent_s=device.now() - start_s,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        warnings=(*session.warnings(), *problems),
+        warnings=(*session.warnings(), *describe_doubts(impossible, odd), *problems),
     )
 
 
