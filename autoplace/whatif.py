@@ -144,6 +144,6 @@ def _step_and_exchange(steps: Sequence[Measurement]) -> tuple[float, float | Non
     exchanges = [
         max(m.median_s - math.ceil(m.task.num_envs / m.task.workers) * single_s, 0.0)
         for m in steps
-        if m.task.workers
+        if m.task.backend == PROCESSES
     ]
     return single_s, statistics.median(exchanges) if exchanges else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Backend:
         make: builds one from a description, a number of environments and the rest.
         supports: whether it can run an environment.
         has_workers: whether its environments are spread over worker processes, or threads.
+        joins: whether the process that uses it is one of those workers.
         has_groups: whether a part of its environments can step while another rests.
         has_own_dynamics: whether it runs another implementation of the environments, so that it
             is to be used only where it is asked for.
@@ -77,13 +79,14 @@ class Backend:
     make: Callable[[EnvDescription, int, WorkerOptions], VectorEnv]
     supports: Callable[[EnvDescription], bool] = lambda description: True
     has_workers: bool = False
+    joins: bool = False
     has_groups: bool = False
     has_own_dynamics: bool = False
     needs: str = ""
 
 
 def _make_processes(
-    description: EnvDescription, num_envs: int, options: WorkerOptions
+    description: EnvDescription, num_envs: int, options: WorkerOptions, *, joins: bool = False
 ) -> VectorEnv:
     try:
         return ProcessVectorEnv(
@@ -91,6 +94,7 @@ def _make_processes(
             num_envs,
             num_workers=max(1, options.num_workers),
             num_groups=options.num_groups,
+            joins=joins,
             deadline_s=options.deadline_s,
             restarts=options.restarts,
         )
@@ -112,6 +116,12 @@ BACKENDS: tuple[Backend, ...] = (
         supports=has_entry_point,
     ),
     Backend(name="process", make=_make_processes, has_workers=True, has_groups=True),
+    Backend(
+        name="joint",
+        make=functools.partial(_make_processes, joins=True),
+        has_workers=True,
+        joins=True,
+    ),
     Backend(
         name="envpool",
         make=lambda description, n, options: PoolVectorEnv(

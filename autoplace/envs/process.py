@@ -3,6 +3,9 @@
 Observations, rewards, flags and actions lie in shared memory; per vector step and worker, one byte
 goes each way. A worker steps its share by the same loop that steps environments in-process.
 
+The calling process waits meanwhile, or steps a share too: then one process less is started, and
+where there is a core for each share none has to make way for the caller.
+
 With ``num_groups`` of 2, each worker's share is in two halves: one half steps while the actions of
 the other are computed (split-half sampling). Environments are numbered group by group.
 
@@ -83,7 +86,7 @@ class ProcessVectorEnv:
     """``N`` environments in worker processes; see :class:`autoplace.envs.vector.VectorEnv`.
 
     Attributes:
-        num_workers: processes.
+        num_workers: processes that step environments.
         groups: the environments of each group, as slices of every array.
         workers: the processes and their channels.
     """
@@ -95,6 +98,7 @@ class ProcessVectorEnv:
         *,
         num_workers: int,
         num_groups: int = 1,
+        joins: bool = False,
         deadline_s: float = DEADLINE_S,
         restarts: Restarts | None = None,
         use_threads: bool = False,
@@ -106,6 +110,8 @@ class ProcessVectorEnv:
             num_envs: how many.
             num_workers: processes; not more than there are environments in a group are started.
             num_groups: 2 for split-half sampling.
+            joins: whether the calling process is one of those, and steps the first share; in one
+                group only. Nothing starts it anew where that share fails.
             deadline_s: how long a vector step may take until its worker counts as hung.
             restarts: what becomes of a worker that is lost; by default it ends the run.
             use_threads: run the workers as threads, for tests.
@@ -145,6 +151,11 @@ class ProcessVectorEnv:
             _Share(description=description, registered=registered, ranges=tuple(ranges))
             for ranges in zip(*split, strict=True)
         ]
+        self._own: _Part | None = None
+        if joins:
+            assert num_groups == 1
+            ((start, stop),) = shares.pop(0).ranges
+            self._own = _Part(description, views, start, stop)
         self._ranges = [share.ranges for share in shares]
         self.workers = Workers(
             _run_share,
@@ -155,7 +166,7 @@ class ProcessVectorEnv:
             may_restart=self._restarts.allowed,
             use_threads=use_threads,
         )
-        self._indices = range(self.num_workers)
+        self._indices = range(len(shares))
         self._watch = MemoryWatch(self.workers.pids)
         self._look_s = time.monotonic() + LOOK_INTERVAL_S
 
@@ -167,6 +178,8 @@ class ProcessVectorEnv:
             for byte in _RESETS[: len(self.groups)]:
                 for index in self._indices:
                     self.workers.signal(index, byte)
+                if self._own is not None:
+                    self._own.reset()
                 for index in self._indices:
                     self.workers.wait(index)
         except WorkerLostError:
@@ -218,6 +231,8 @@ class ProcessVectorEnv:
     def close(self) -> None:
         """End the workers."""
         self.workers.close()
+        if self._own is not None:
+            self._own.close()
 
     def _signal(self, index: int, byte: bytes) -> None:
         try:
@@ -235,13 +250,21 @@ class ProcessVectorEnv:
     def _wait_for(self, group: int) -> tuple[bool, np.ndarray | None]:
         """Wait until a group has stepped; whether any episode ended, and :attr:`Step.valid`."""
         assert self._pending and self._pending[0] == group, (self._pending, group)
-        any_ended = False
+        any_ended = self._step_own()
         for index in self._indices:
             any_ended |= self._answer(index) == _ENDED
         self._pending.popleft()
         fresh = self._fresh[group]
         self._untried &= fresh
         return any_ended, self._mark_lost(group) if fresh else None
+
+    def _step_own(self) -> bool:
+        """Step the caller's share, if it has one; whether any episode ended."""
+        try:
+            return self._own is not None and self._own.step()
+        except EnvError:
+            self.close()
+            raise
 
     def _mark_lost(self, group: int) -> np.ndarray:
         """Mark the rows of workers that were restarted in place of a step.
@@ -350,7 +373,7 @@ def _run_share(channel: Channel, share: _Share, shared: SharedArrays) -> None:
     if share.registered is not None:
         gym.registry[share.registered.id] = share.registered
     views = shared.views()
-    groups = [_Group(share.description, views, start, stop) for start, stop in share.ranges]
+    groups = [_Part(share.description, views, start, stop) for start, stop in share.ranges]
     try:
         channel.signal(READY)
         while True:
@@ -368,8 +391,8 @@ def _run_share(channel: Channel, share: _Share, shared: SharedArrays) -> None:
             group.close()
 
 
-class _Group:
-    """Environments of one worker that step together, between the shared arrays."""
+class _Part:
+    """Environments of one process that step together, between the shared arrays."""
 
     def __init__(
         self, description: EnvDescription, views: dict[str, np.ndarray], start: int, stop: int

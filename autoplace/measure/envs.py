@@ -56,8 +56,9 @@ def env_tasks(
         wanted = entry.name == backend if backend is not None else not entry.has_own_dynamics
         if not wanted or not entry.supports(description):
             continue
+        fewest = 2 if entry.joins else 1  # alone, the caller would do what `sync` does
         for number in dict.fromkeys(nums_envs):
-            counts = [c for c in num_workers if c <= number] if entry.has_workers else [0]
+            counts = [c for c in num_workers if fewest <= c <= number] if entry.has_workers else [0]
             tasks += [
                 Task(op="env_step", env=env, backend=entry.name, num_envs=number, workers=workers)
                 for workers in dict.fromkeys(counts)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from autoplace.device_names import CPU
+from autoplace.planner.backends import JOINED, SPREAD
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.workload import FLOAT_BYTES, PASS_NUMBERS, PASS_ROWS, NetworkSpec, Workload
@@ -19,8 +20,6 @@ USABLE_FRACTION = 0.8
 _LEARNING_BYTES = 200 * 2**20
 _ACTING_BYTES = 140 * 2**20
 _STEPPING_BYTES = 30 * 2**20
-# The backend whose processes step environments; those of others are samplers, which act too.
-_STEPPING_BACKEND = "process"
 # Weights and moments of a checkpoint: taken, written to memory, and as a whole.
 _CHECKPOINT_COPIES = 3 * 3
 # Fields of a placement that memory depends on.
@@ -74,10 +73,12 @@ def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
 
 def _processes_bytes(placement: Placement) -> int:
     """What all processes keep to themselves before anything is allocated."""
-    steps_only = placement.env_backend == _STEPPING_BACKEND
+    # Workers of other backends are samplers, which act too.
+    steps_only = placement.env_backend in (SPREAD, JOINED)
+    started = placement.num_workers - (placement.env_backend == JOINED)
     worker = _STEPPING_BYTES if steps_only else _ACTING_BYTES
     learner = _ACTING_BYTES + _LEARNING_BYTES if placement.max_policy_lag else _LEARNING_BYTES
-    return learner + placement.num_workers * worker
+    return learner + started * worker
 
 
 def _rollout_bytes(workload: Workload, placement: Placement) -> int:

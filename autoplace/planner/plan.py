@@ -45,7 +45,7 @@ class Placement:
         transfer_interval_steps: vector steps in each rollout chunk that is copied to the learner.
         minibatch_rows: rows of one gradient step.
         num_envs: environments stepped together.
-        num_workers: processes that step environments, 0 for the sampler's own.
+        num_workers: processes that step environments, 0 for the sampler's own alone.
         num_groups: 2 for split-half sampling: one half of each worker's environments steps while
             the actions of the other half are computed. For backends with workers, on a sampler on
             the CPU; per vector step, it makes ``num_groups`` policy steps of about

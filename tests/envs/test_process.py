@@ -17,9 +17,18 @@ import numpy as np
 import psutil
 import pytest
 
-from autoplace.envs import ProcessVectorEnv, inspect_env, make_vector_env, spawn_seeds
+from autoplace.envs import (
+    BACKENDS,
+    ProcessVectorEnv,
+    Restarts,
+    inspect_env,
+    make_vector_env,
+    spawn_seeds,
+)
 from autoplace.envs.workers import DEADLINE_S
 from autoplace.errors import EnvError, UsageError
+from autoplace.measure.envs import env_tasks
+from autoplace.planner.backends import JOINED, SPREAD
 from autoplace.processes import RemoteTraceback
 from autoplace.workload import EnvSpec
 from tests.envs.toys import Counter, register
@@ -131,6 +140,7 @@ def same_as_sync(env_id, *, steps, num_envs, **options):
         ("CartPole-v1", {"num_workers": 2}),
         ("CartPole-v1", {"num_workers": 3, "num_groups": 2}),
         ("Pendulum-v1", {"num_workers": 2}),
+        ("CartPole-v1", {"num_workers": 3, "joins": True}),
     ],
 )
 def test_trajectories_are_those_of_sync_to_the_bit(env_id, options):
@@ -158,6 +168,44 @@ def test_environments_are_spread_evenly_and_each_has_its_own_seed():
         first.close()
     finally:
         envs.close()
+
+
+def test_the_caller_is_one_of_the_workers_where_it_joins():
+    envs = make(lambda: Faulty(index=0), num_envs=5, num_workers=2, joins=True)
+    alive = processes(envs)
+    assert len(alive) == 1 and envs.num_workers == 2
+    assert envs.workers.names == ["environment worker 0 (environments 2-4)"]
+    assert envs.reset(range(10, 15))[:, 0].tolist() == list(range(10, 15))
+    envs.step(np.zeros(5, np.int64))
+    envs.reset(range(5))
+    with pytest.raises(EnvError, match=r"ValueError from .*, environment 0, vector step 3: no w"):
+        for _ in range(3):
+            envs.step(np.zeros(5, np.int64))
+    assert all(map(gone, alive)), "a worker outlives the failure of the caller's share"
+
+
+def test_a_worker_of_a_caller_that_joins_is_started_anew():
+    restarts = Restarts(allowed=True)
+    envs = make(Counter, num_envs=4, num_workers=2, joins=True, restarts=restarts)
+    try:
+        envs.reset(range(4))
+        envs.step(ZEROS)
+        (worker,) = processes(envs)
+        worker.kill()
+        step = envs.step(ZEROS)
+        assert restarts.count == 1
+        assert step.valid.tolist() == [True, True, False, False]
+        assert envs.step(ZEROS).valid is None
+    finally:
+        envs.close()
+
+
+def test_the_planner_knows_the_backends_with_workers_by_name():
+    assert {entry.name for entry in BACKENDS if entry.joins} == {JOINED}
+    assert {entry.name for entry in BACKENDS if entry.has_groups} == {SPREAD}
+    tasks = env_tasks(EnvSpec(id="CartPole-v1"), (1, 8), (1, 2, 4))
+    assert {t.workers for t in tasks if t.backend == JOINED} == {2, 4}
+    assert {t.workers for t in tasks if t.backend == SPREAD} == {1, 2, 4}
 
 
 def test_half_of_the_environments_step_while_the_others_wait():

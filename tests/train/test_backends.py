@@ -32,11 +32,12 @@ def plan_with(backend, num_workers=0, **kwargs):
 
 def test_worker_processes_train_to_the_same_weights_as_sync():
     weights = []
-    for backend, workers in (("sync", 0), ("process", 2)):
+    for backend, workers in (("sync", 0), ("process", 2), ("joint", 2)):
         listener = Listener()
         train(plan_with(backend, workers, num_envs=3), total_steps=200, callbacks=[listener])
         weights.append(listener.flat)
-    assert torch.equal(*weights)
+    first, *others = weights
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_only_real_transitions_are_counted_and_seen():

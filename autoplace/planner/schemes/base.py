@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autoplace.device_names import CPU
 from autoplace.engines import EAGER, FP32, engine_on, precision_problem
 from autoplace.measurement import Task
+from autoplace.planner.backends import SPREAD
 from autoplace.planner.placements import Placements, partial
 from autoplace.planner.plan import Placement
 from autoplace.workload import Workload
@@ -213,7 +214,7 @@ def combinations(
     )
     workers = found.num_workers
     free = axes.usable_cpus - found.sample_threads  # cores that are not the policy's
-    splits = (found.sample_device == CPU) & (workers > 0) & (workers <= free)
+    splits = (found.sample_device == CPU) & (found.env_backend == SPREAD) & (workers <= free)
     found = found.where((found.num_groups == 1) | splits & (2 * workers <= num_envs))
     if len(axes.sample_threads) == 1:  # nothing to choose
         return found
