@@ -28,7 +28,7 @@ IMAGE_READINGS = ("auto", "hwc", "chw", "flat")
 # (output channels, kernel, stride) of each convolution, and the width of the linear layer behind.
 _NATURE = (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512)  # Mnih et al. 2015, methods
 _SMALL = (((16, 3, 1),), 128)  # Young and Tian 2019 (MinAtar), section 4
-_NATURE_SIDE = 36  # the smallest side that three convolutions of the former leave a pixel of
+NATURE_SIDE = 36  # the smallest side that three convolutions of the former leave a pixel of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class ImageSpec:
 
     @property
     def _is_large(self) -> bool:
-        return min(self.height, self.width) >= _NATURE_SIDE
+        return min(self.height, self.width) >= NATURE_SIDE
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:

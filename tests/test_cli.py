@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Collection
@@ -134,6 +136,22 @@ def test_plan_prints_the_same_facts_as_text_and_as_json(calibrated: Path) -> Non
     for stage in data["stages"]:
         lanes[stage["lane"]] = lanes.get(stage["lane"], 0.0) + stage["total_s"]
     assert all(total == pytest.approx(data["iteration_s"]) for total in lanes.values())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "gbk"])
+def test_a_terminal_that_lacks_characters_ends_no_command(
+    calibrated: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    written, said = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(said, encoding=encoding))
+    main(["plan", "CartPole-v1"], standalone_mode=False)
+    logging.getLogger("autoplace").warning("résultats/实验")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    text = written.getvalue().decode(encoding, "replace")  # click writes UTF-8 for ASCII
+    assert "Bottleneck:" in text and "What would change the choice" in text
+    assert "sultats/" in said.getvalue().decode(encoding, "replace")
 
 
 def test_the_hyperparameters_of_flags_reach_the_workload(calibrated: Path) -> None:

@@ -1,3 +1,4 @@
+import concurrent.futures
 import dataclasses
 import errno
 import json
@@ -507,6 +508,16 @@ def test_two_processes_that_merge_at_once_lose_nothing(home):
     assert set(found.by_task) == expected | set(CALIBRATION.by_task)
     names = {path.suffix for path in (home / "calibrations").iterdir()}
     assert names == {".json", ".lock"}
+
+
+def test_two_that_calibrate_at_once_both_save_and_the_last_one_counts(home):
+    # Symptom: two writers share one temporary name; the second finds no file, or half of one.
+    both = [dataclasses.replace(CALIBRATION, spent_s=float(spent)) for spent in (1, 2)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(store.save_calibration, both * 20))
+    assert len(set(paths)) == 1
+    assert store.read_calibration(paths[0]) in both
+    assert not list((home / "calibrations").glob("*.tmp"))
 
 
 def test_a_calibration_that_stays_locked_is_reported_with_the_owner(monkeypatch):

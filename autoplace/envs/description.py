@@ -149,7 +149,7 @@ def describe(
     spec = env if isinstance(env, EnvSpec) else EnvSpec.make(env, env_kwargs)
     hyper = Hyperparameters(**hyperparameters)
     description = inspect_env(spec)
-    for line in describe_images(description.observations, spec.id):
+    for line in describe_images(description.observations, spec.id, images=spec.images):
         _log.warning("%s", line)
     workload = description.workload(hyper)
     if calibration is not None and not any(

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from autoplace.errors import EnvError
-from autoplace.workload import FLOAT_BYTES, ImageSpec
+from autoplace.workload import FLOAT_BYTES, NATURE_SIDE, ImageSpec
 
 _ACTION_INDEX_BYTES = 8
 _SMALLEST_SIDE = 5  # what has a shorter side is no image
@@ -388,12 +388,20 @@ def _image(space: spaces.Box, path: Path, env_id: str, images: str) -> ImageSpec
     )
 
 
-def describe_images(codec: ObservationCodec, env_id: str) -> tuple[str, ...]:
-    """How each image was understood, one line for each."""
+def describe_images(
+    codec: ObservationCodec, env_id: str, *, images: str = "auto"
+) -> tuple[str, ...]:
+    """How each image, and what has the shape of a large one, was understood, a line for each."""
     lines = []
     for leaf in codec.leaves:
         image = leaf.image
         if image is None:
+            if images != "flat" and _has_the_shape_of_an_image(leaf):
+                lines.append(
+                    f"{env_id} observes {leaf.shape}{_at(leaf.path)}, taken as {leaf.size:,} plain "
+                    "numbers of 4 bytes: make its Box one of uint8 where it is an image "
+                    "(--images flat says that none is)"
+                )
             continue
         layout = "channels first" if image.channels_first else "channels last"
         if len(leaf.shape) == 2:
@@ -404,6 +412,10 @@ def describe_images(codec: ObservationCodec, env_id: str) -> tuple[str, ...]:
             f"flat says otherwise): read by a {image.encoder} that actor and critic share"
         )
     return tuple(lines)
+
+
+def _has_the_shape_of_an_image(leaf: Leaf) -> bool:
+    return len(leaf.shape) in (2, 3) and min(sorted(leaf.shape)[-2:]) >= NATURE_SIDE
 
 
 def action_codec(space: spaces.Space[Any], env_id: str) -> ActionCodec:

@@ -11,6 +11,7 @@ import torch
 from autoplace.planner.plan import Plan
 from autoplace.train import StopRequested, evaluate, train
 from autoplace.train.callbacks import Callback, IterationReport
+from tests.emulated.runtime import runtime
 from tests.envs.catch import Catch
 from tests.envs.toys import Counter, Stateless, register
 from tests.train.lagged import simulate
@@ -183,3 +184,11 @@ def test_a_run_that_resumes_under_another_scheme_learns_as_if_it_had_not_stopped
     versions = [(k - lag,) for k, lag in enumerate(lags)]
     expected = simulate(plan, num_iterations=5, versions=versions)
     torch.testing.assert_close(listener.flat, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", WHERE[1:], ids=lambda w: w["scheme"])
+def test_a_run_on_the_second_accelerator_leaves_the_first_alone(where: dict[str, object]) -> None:
+    # Symptom: cuda:1 is asked for, and half of the tensors are on cuda:0.
+    trained(make_plan(**{**where, "device": "emu:1"}))
+    first, second = runtime().memories
+    assert first.peak_bytes == 0 < second.peak_bytes

@@ -172,6 +172,26 @@ def test_what_looks_like_an_image_but_is_no_uint8_is_named_and_passes_flat_on_re
     assert (flat.dtype, flat.size) == ("float32", np.prod(space.shape))
 
 
+def test_depth_in_floats_beside_colours_is_numbers_of_four_bytes_and_said_so(caplog):
+    # Symptom: a Dict of images and vectors, of which nobody says what becomes of each part.
+    space = spaces.Dict(
+        rgb=image(256, 256, 3),
+        depth=spaces.Box(0.0, 1.0, (256, 256, 1)),
+        compass=spaces.Box(-np.pi, np.pi, (1,)),
+        map=spaces.Box(-1.0, 1.0, (5, 5)),
+    )
+    env = register("Navigation", lambda: Spaces(space, spaces.Discrete(4)))
+    network = describe(env).network
+    assert [picture.key for picture in network.images] == ["rgb"]
+    assert network.observation_bytes == 256 * 256 * (3 + 4) + 4 + 25 * 4
+    depth, rgb = sorted(record.getMessage() for record in caplog.records)
+    assert "observes (256, 256, 1) at 'depth', taken as 65,536 plain numbers of 4 bytes" in depth
+    assert "--images flat" in depth and "an image at 'rgb'" in rgb
+    caplog.clear()
+    describe(EnvSpec(id=env, images="flat"))
+    assert not caplog.records
+
+
 def test_small_boxes_of_uint8_and_boxes_of_other_ranges_are_plain_numbers():
     for space in (image(2, 3), image(8), box(40, 40), spaces.Box(-1, 1, (64, 64, 3))):
         assert observation_codec(space, "E").dtype == "float32"

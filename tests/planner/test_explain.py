@@ -25,7 +25,8 @@ def test_it_names_scheme_speed_bottleneck_runner_up_and_margin(plan) -> None:
     assert f"scheme {plan.scheme}" in text
     assert format_rate(plan.chosen.env_steps_per_s) in text
     assert f"Bottleneck: {plan.bottleneck}" in text
-    assert f"Runner-up: scheme {plan.runner_up.scheme}" in text
+    runner_up = format_rate(plan.runner_up.env_steps_per_s)
+    assert f"Runner-up: scheme {plan.runner_up.scheme}, {runner_up}" in text
     assert format_percent(plan.margin_fraction) in text
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from autoplace.cost_model import fit_cost_model
 from autoplace.errors import CalibrationError, UsageError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.choices import (
@@ -391,3 +392,76 @@ def test_threads_of_a_policy_do_not_wait_on_the_cores_of_workers(laptop: Calibra
     assert (chosen.sample_threads, chosen.learn_threads) == (1, 2)
     asked = make_plan(calibration, wide, scheme="cpu", placement={**spread, "sample_threads": 2})
     assert asked.placement.sample_threads == 2
+
+
+def test_a_product_that_the_accelerator_wins_does_not_decide_where_a_small_run_goes(
+    desktop: Calibration,
+) -> None:
+    # Symptom: the GPU multiplies 8.6 x as fast, and PPO is 2.7 x slower there.
+    product = [Task(op="matmul", device=on, shape=(256, 256, 256)) for on in ("cpu", GPU)]
+    costs = fit_cost_model(desktop).predict(product)
+    assert costs[product[0]].seconds > 8 * costs[product[1]].seconds
+    # 256 x 256, but one environment: a forward pass of one row is issued, not computed.
+    one = workload(
+        hidden_sizes=(256, 256), num_envs=1, rollout_steps=256, minibatch_rows=32, epochs=1
+    )
+    plan = make_plan(desktop, one, max_policy_lag=0)
+    best: dict[str, float] = {}
+    for candidate in plan.candidates:
+        if not candidate.rejected_because:
+            rate = max(best.get(candidate.scheme, 0.0), candidate.env_steps_per_s)
+            best[candidate.scheme] = rate
+    assert plan.scheme != "gpu" and best[plan.scheme] > 1.5 * best["gpu"]
+    assert plan.placement.sample_device == "cpu"
+
+
+class SlowCores(Truth):
+    """4 fast cores and 12 slow ones, which every thread but the first 4 has to wait for."""
+
+    def seconds(self, task: Task) -> float:
+        slowest = 1.0 if task.threads <= 4 else 6.0
+        return slowest * super().seconds(task)
+
+
+def test_of_fast_and_slow_cores_no_more_threads_are_used_than_pay() -> None:
+    # Symptom: one thread per core, and every parallel region waits for an efficiency core.
+    hybrid = make_calibration(SlowCores(), env=ENV, usable_cpus=16)
+    wide = workload(hidden_sizes=(512, 512), minibatch_rows=512)
+    plan = make_plan(hybrid, wide, max_policy_lag=0)
+    assert 2 <= plan.placement.learn_threads <= 4
+    alike = make_plan(make_calibration(Truth(), env=ENV, usable_cpus=16), wide, max_policy_lag=0)
+    assert alike.placement.learn_threads > 4
+
+
+@pytest.mark.parametrize("usable_cpus", [1, 2, 3])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_plan_has_no_more_threads_at_work_than_a_quota_leaves_cpus(
+    usable_cpus: int, lag: int
+) -> None:
+    # Symptom: as many threads as the host has cores, within a container of two.
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=2e-4, usable_cpus=usable_cpus)
+    assert max(m.task.threads for m in calibration.measurements) == usable_cpus
+    plan = make_plan(
+        calibration, workload(hidden_sizes=(256, 256), minibatch_rows=512), max_policy_lag=lag
+    )
+    where = plan.placement
+    assert max(where.sample_threads, where.learn_threads) <= usable_cpus
+    if where.max_policy_lag:  # both sides at once
+        samplers = max(1, where.num_workers) * where.sample_threads
+        assert samplers + where.learn_threads <= max(2, usable_cpus)
+        assert usable_cpus > 1
+
+
+def test_a_rollout_that_memory_has_no_room_for_is_refused_with_the_figure(
+    laptop: Calibration,
+) -> None:
+    # Symptom: "Unable to allocate 8.05 GiB", hours later or at once: 10,000 steps of 84,480 floats.
+    network = NetworkSpec(observation_size=84_480, hidden_sizes=(64, 64), action_size=4)
+    large = dataclasses.replace(
+        workload(num_envs=1, rollout_steps=10_000, minibatch_rows=100), network=network
+    )
+    with pytest.raises(UsageError, match=r"no placement fits.*needs about .* GiB on cpu") as error:
+        make_plan(laptop, large, limits=Limits(host_bytes=8 * 2**30))
+    needed = float(str(error.value).partition("needs about ")[2].split()[0])
+    assert 10_000 * 84_480 * 4 / 2**30 < needed < 20
+    assert make_plan(laptop, large, limits=Limits(host_bytes=64 * 2**30)).scheme == "cpu"

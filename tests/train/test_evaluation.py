@@ -28,6 +28,19 @@ def test_a_loaded_policy_is_the_trained_one_statistics_included(tmp_path):
     assert here == there
 
 
+def test_loading_gives_a_new_policy_and_changes_none_that_is_there(tmp_path):
+    # Symptom: `model.load(path)` returns another model, and whoever ignores that plays the old one.
+    old = trained(tmp_path / "old", total_steps=64)
+    trained(tmp_path / "new", total_steps=320)
+    before = old.network.flat.clone()
+    new = load_policy(tmp_path / "new")
+    assert torch.equal(old.network.flat, before) and not torch.equal(new.network.flat, before)
+    assert not hasattr(old, "load")
+    said = [describe_evaluation(evaluate(policy, episodes=1)) for policy in (old, new)]
+    assert said[0].endswith("after 64 env steps of training")
+    assert said[1].endswith("after 320 env steps of training")
+
+
 def test_evaluation_leaves_the_statistics_as_they_are(tmp_path):
     policy = trained(tmp_path)
     before = policy.network.flat.clone()

@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 import math
 import os
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from autoplace.errors import EnvError, UsageError
-from autoplace.ppo.update import NonFiniteUpdateError
+from autoplace.ppo.policy_step import PolicyStep
+from autoplace.ppo.update import NonFiniteUpdateError, Updater
 from autoplace.results import compare_stages
 from autoplace.train import Callback, StopRequested, load_policy, saving, train
 from autoplace.train.checkpoint import load_checkpoint
@@ -225,3 +227,40 @@ def test_an_unknown_scheme_is_refused():
     names = "cpu, hybrid, gpu, double-buffer, async"
     with pytest.raises(UsageError, match=f"--scheme is one of {names}, got 'tpu'"):
         train(make_plan(scheme="tpu"), total_steps=32)
+
+
+@pytest.mark.parametrize("engine", ["eager", "numpy"])
+def test_a_run_on_the_cpu_makes_no_context_on_a_gpu_that_is_there(monkeypatch, tmp_path, engine):
+    # Symptom: a run on the CPU takes hundreds of megabytes of every GPU.
+    def begun():
+        raise AssertionError("a context was made")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", begun)
+    with pytest.raises(AssertionError, match="a context was made"):
+        torch.zeros(1, device="cuda")
+    train(make_plan(engine=engine), total_steps=96, run_dir=tmp_path)
+    assert load_policy(tmp_path).env_steps == 96
+
+
+def test_each_side_has_the_threads_that_its_plan_says_and_gives_them_back(monkeypatch):
+    # Symptom: as many threads as the host has cores, in a container of two.
+    seen = {"act": set(), "learn": set()}
+
+    def noting(kind, name, side):
+        original = getattr(kind, name)
+
+        def noted(*arguments, **options):
+            seen[side].add(torch.get_num_threads())
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    noting(PolicyStep, "__call__", "act")
+    noting(Updater, "minibatch_step", "learn")
+    before, plan = torch.get_num_threads(), make_plan()
+    placement = dataclasses.replace(plan.placement, sample_threads=3, learn_threads=5)
+    chosen = dataclasses.replace(plan.chosen, placement=placement)
+    train(dataclasses.replace(plan, chosen=chosen, candidates=(chosen,)), total_steps=64)
+    assert seen == {"act": {3}, "learn": {5}} and torch.get_num_threads() == before
