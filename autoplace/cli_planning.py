@@ -270,14 +270,13 @@ def replanner(calibration: Calibration | None, options: Mapping[str, Any]) -> Re
 
 def _limits(calibration: Calibration, *, is_here: bool) -> Limits:
     """Memory that may be used: free now if it is this machine, all of it if it is another."""
-    import psutil
-
+    from autoplace.envs.memory_watch import usable_memory
     from autoplace.planner.memory import Limits
 
     machine = calibration.machine
     host_bytes = machine.memory_bytes
     if is_here:
-        host_bytes = min(host_bytes, psutil.virtual_memory().available)
+        host_bytes = min(host_bytes, usable_memory()[1])
     known = [a.memory_bytes for a in machine.accelerators if a.usable and a.memory_bytes]
     return Limits(host_bytes=host_bytes, device_bytes=min(known) if known else None)
 

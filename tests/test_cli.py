@@ -154,6 +154,19 @@ def test_a_terminal_that_lacks_characters_ends_no_command(
     assert "sultats/" in said.getvalue().decode(encoding, "replace")
 
 
+def test_a_plan_keeps_to_what_a_containers_memory_limit_leaves(
+    calibrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Symptom: planned with the memory of the host, killed by the limit of the container.
+    from autoplace.envs import memory_watch
+
+    assert run("plan", "CartPole-v1").exit_code == 0
+    monkeypatch.setattr(memory_watch, "memory_left_bytes", lambda: 100 * 2**20)
+    refused = run("plan", "CartPole-v1")
+    assert refused.exit_code == 2 and "no placement fits" in refused.stderr
+    assert "GiB on cpu, of which 0.08 GiB may be used" in refused.stderr
+
+
 def test_the_hyperparameters_of_flags_reach_the_workload(calibrated: Path) -> None:
     data = run_json(
         "plan", "CartPole-v1", "--hidden-sizes", "32,16", "--epochs", "3", "--num-envs", "4",

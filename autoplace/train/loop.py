@@ -11,11 +11,13 @@ import torch
 
 from autoplace import device as devices
 from autoplace.device import now
+from autoplace.device_names import is_accelerator
 from autoplace.engines import engine_on
 from autoplace.envs import Restarts, spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.errors import AutoplaceError, RunError, UsageError, first_line
 from autoplace.measurement import Calibration
+from autoplace.planner.memory import estimate_bytes
 from autoplace.planner.observed import Replan
 from autoplace.planner.plan import Plan
 from autoplace.ppo.network import ActorCritic
@@ -31,7 +33,7 @@ from autoplace.train.schemes import Setup, make_scheme
 from autoplace.train.self_check import Check, SelfCheck
 from autoplace.train.stage_timer import StageTimer
 from autoplace.train.witness import SystemWitness, Witness, choose_sentinels
-from autoplace.units import format_seconds
+from autoplace.units import format_bytes, format_seconds
 from autoplace.workload import Hyperparameters
 
 log = logging.getLogger(__name__)
@@ -167,6 +169,7 @@ class Loop:
     def _lay_out(self, plan: Plan, saved: Checkpoint | None) -> None:
         """Put the work where ``plan`` says, to go on from ``saved``."""
         begun_s = now()
+        _remark_on_little_memory(plan)
         workload, placement, progress = plan.workload, plan.placement, self.run.progress
         hyper = workload.hyperparameters
         network = (
@@ -315,6 +318,22 @@ def open_loop(
         resources = stack.enter_context(contextlib.ExitStack())
         restarts = Restarts(allowed=restart_workers)
         yield Loop(run, plan, stop, resources, worker_deadline_s, restarts)
+
+
+def _remark_on_little_memory(plan: Plan) -> None:
+    """Say where an accelerator has less memory free than this process will need of it."""
+    on = plan.placement.learn_device
+    if not is_accelerator(on) or plan.placement.max_policy_lag:  # else another process learns
+        return
+    needed, known = estimate_bytes(plan.workload, plan.placement)[on], devices.memory_bytes(on)
+    if known is not None and needed > known[0]:
+        log.warning(
+            "this run needs about %s on %s, of which %s are free: end what else uses it, or take "
+            "fewer --rollout-steps or --num-envs",
+            format_bytes(needed),
+            on,
+            format_bytes(known[0]),
+        )
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from autoplace.planner.memory import Limits, estimate_bytes
 from autoplace.planner.plan import Plan
 from autoplace.planner.search import make_plan
 from autoplace.train import train
+from autoplace.units import format_bytes
 from autoplace.workload import EnvSpec, Workload
 from tests.emulated.machine import EmulatedMachine
 from tests.emulated.recover import calibrate_machine, workload_of
@@ -150,10 +151,14 @@ def peak_of(plan: Plan) -> int:
     return estimate_bytes(plan.workload, plan.placement)[DEVICE]
 
 
-def test_a_plan_that_knows_no_limit_does_run_out() -> None:
+def test_a_plan_that_knows_no_limit_does_run_out(caplog: pytest.LogCaptureFixture) -> None:
     # Symptom: the whole rollout on the card, and the traceback of an allocator.
     plan = planned(workload_of(BOUND_BY[0]), "hybrid")
     with pytest.raises(RunError, match=r"memory ran out \(emu:0 .*fewer --rollout-steps") as caught:
         peak_bytes(plan, peak_of(plan) / 2)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
     assert "\n" not in str(caught.value)
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith(f"this run needs about {format_bytes(peak_of(plan))} on emu:0")
+    assert f"of which {format_bytes(peak_of(plan) // 2)} are free" in message
