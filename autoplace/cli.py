@@ -113,9 +113,9 @@ def machine(plot_file: Path | None, as_json: bool) -> None:
         if calibration is None or reason is not None:
             raise CalibrationError(f"--plot draws what was measured, and {reason}")
         from autoplace import plots
-        from autoplace.cost_model import fit_cost_model
+        from autoplace.kept_model import cost_model_of
 
-        _draw(plot_file, plots.plot_machine, calibration, fit_cost_model(calibration))
+        _draw(plot_file, plots.plot_machine, calibration, cost_model_of(calibration))
     if as_json:
         stale = [
             {"section": section, "reason": "; ".join(changes)}
@@ -161,8 +161,8 @@ def calibrate(
 ) -> None:
     """Time this machine once and store what was measured."""
     from autoplace import report, store
-    from autoplace.cost_model import fit_cost_model
     from autoplace.crossover import find_crossovers
+    from autoplace.kept_model import cost_model_of
     from autoplace.machine import detect_machine
     from autoplace.measure.calibrate import (
         DEFAULT_BUDGET_S,
@@ -224,7 +224,9 @@ def calibrate(
             result = store.merge_calibration(found, measured)
         held = "what else was stored" if state.stale else "the stored calibration"
         note(f"{held} still holds; --force measures again")
-    model = fit_cost_model(result)
+    if output is None:  # the model is kept for what will be read
+        result = store.find_calibration(found).calibration or result
+    model = cost_model_of(result)
     crossovers = find_crossovers(result, model)
     if plot_file is not None:
         from autoplace import plots

@@ -127,6 +127,7 @@ def _plan_workload(
 ) -> Planned:
     from autoplace.cost_model import fit_cost_model
     from autoplace.engines import TIMED_WHERE_NAMED
+    from autoplace.kept_model import cost_model_of
     from autoplace.planner.engine_gain import why_it_costs_more, without_engine
     from autoplace.planner.search import make_plan
     from autoplace.prepare import prepare_calibration
@@ -146,8 +147,9 @@ def _plan_workload(
     if not prepared.engine_works:
         given.pop("engine")
 
-    def plan_with(calibration: Calibration, given: Mapping[str, object]) -> Planned:
-        model = fit_cost_model(calibration)
+    def plan_with(
+        calibration: Calibration, model: CostModel, given: Mapping[str, object]
+    ) -> Planned:
         plan = make_plan(
             calibration,
             workload,
@@ -160,12 +162,13 @@ def _plan_workload(
         )
         return Planned(plan=plan, calibration=calibration, model=model)
 
-    made = plan_with(calibration, given)
+    made = plan_with(calibration, cost_model_of(calibration), given)
     engine = made.plan.placement.engine
     if engine not in TIMED_WHERE_NAMED or "engine" not in given:
         return made
     others = {name: value for name, value in given.items() if name != "engine"}
-    instead = plan_with(without_engine(calibration, engine), others)
+    without = without_engine(calibration, engine)
+    instead = plan_with(without, fit_cost_model(without), others)
     reason = why_it_costs_more(made.plan.chosen, instead.plan.chosen)
     if reason is None:
         return made
@@ -252,6 +255,7 @@ def replanner(calibration: Calibration | None, options: Mapping[str, Any]) -> Re
     Raises:
         UsageError: there is no calibration to plan with.
     """
+    from autoplace.kept_model import cost_model_of
     from autoplace.planner.observed import make_replanner
 
     if calibration is None:
@@ -261,6 +265,7 @@ def replanner(calibration: Calibration | None, options: Mapping[str, Any]) -> Re
         )
     return make_replanner(
         calibration,
+        cost_model_of(calibration),
         scheme=options["scheme"],
         max_policy_lag=options["max_policy_lag"],
         placement=_given_placement(options),

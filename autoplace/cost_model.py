@@ -3,7 +3,7 @@
 Every prediction is physics from primitives x a correction fitted on timed steps:
 
 1. *Primitives* are read off the calibration per device: the host's time to issue an operation, the
-   latency of a launch, matmul, memory and link rates (:mod:`autoplace.physics`).
+   latency of a launch, matmul, memory and link rates (:mod:`autoplace.rates`).
 2. *Physics* turns a task into a few parts in seconds, such as "operations issued", "arithmetic",
    "memory traffic", and says whether they add up or overlap.
 3. A *correction* per kind of step scales each part by a fitted factor and lets a Gaussian process
@@ -12,13 +12,12 @@ Every prediction is physics from primitives x a correction fitted on timed steps
 An interval follows from how well each median is known (:mod:`autoplace.standard_errors`), what the
 medians leave open of factors and process, and how far off each task is when it is left out.
 
-Fitting takes well under a second, so a model is made from its calibration whenever it is needed and
-never stored.
+Fitting (:mod:`autoplace.fitting`) takes well under a second; what it finds is kept beside a stored
+calibration (:mod:`autoplace.kept_model`), since the libraries that fit take longer to import.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from autoplace.correction import FACTOR_ERROR, Z90, Correction, share_hyperparameters
+from autoplace.correction import FACTOR_ERROR, Z90, Correction
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
-from autoplace.physics import Curve, Line, Parts, Primitives, fit_line, physics
-from autoplace.standard_errors import standard_errors
+from autoplace.model_parameters import ModelParameters, Timed, any_number, kind_of
+from autoplace.physics import Curve, Parts, Primitives, physics
 
 __all__ = ["CONTEXT_ERROR", "UNTIMED_ERROR", "Z90", "Cost", "CostModel", "fit_cost_model"]
 
@@ -71,62 +70,39 @@ class Cost:
         return self.seconds * math.log(self.high_s / self.low_s) / (2 * Z90)
 
 
-def _kind(task: Task) -> tuple[object, ...]:
-    """Tasks of one kind share one correction."""
-    return (
-        task.op,
-        task.device,
-        task.dtype,
-        task.engine,
-        task.residency,
-        task.direction,
-        task.pinned,
-        task.beside,
-        None if task.network is None else task.network.family,
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 
 
 class CostModel:
-    """Predicts what tasks cost on one machine. Made by :func:`fit_cost_model`."""
+    """Predicts what tasks cost on one machine. Made by :func:`fit_cost_model`.
 
-    def __init__(self, calibration: Calibration) -> None:
+    Attributes:
+        parameters: what was fitted.
+    """
+
+    def __init__(self, calibration: Calibration, parameters: ModelParameters) -> None:
+        self.parameters = parameters
         self._measured = calibration.by_task
         self._is_modelled = calibration.origin == "modelled"
-        self._primitives = Primitives(calibration)
-        # What was timed to be compared only (see autoplace.contention) has no cost of its own, and
-        # what is paid once is no part of an iteration (see autoplace.planner.engine_gain).
-        timed = [
-            m
-            for m in calibration.measurements
-            if not m.task.beside and m.task.op not in ("interpreter", "engine_setup")
-        ]
-        groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
-        self._env_steps: dict[Task, list[Measurement]] = defaultdict(list)
-        self._env_lines: dict[Task, Line] = {}
-        for measurement in timed:
-            task = measurement.task
-            if task.op == "env_step":
-                self._env_steps[_any_number(task)].append(measurement)
-            elif task.op != "process_start":  # one cost, which nothing predicts
-                groups[_kind(task)].append(measurement)
+        timed = Timed.of(calibration)
         self._errors = {
-            **{m.task: _UNSAMPLED_ERRORS[m.origin] for m in timed},
-            **standard_errors(timed),
+            m.task: error for m, error in zip(timed.rows, parameters.errors, strict=True)
         }
         self._corrections = {
             kind: Correction(
                 rows,
                 [self._parts(m.task) for m in rows],
                 np.array([self._errors[m.task] for m in rows]),
+                fitted,
             )
-            for kind, rows in groups.items()
+            for (kind, rows), fitted in zip(
+                timed.by_kind.items(), parameters.corrections, strict=True
+            )
         }
-        share_hyperparameters(list(self._corrections.values()))
+        self._env_steps = timed.env_steps
+        self._env_lines = dict(zip(timed.env_steps, parameters.env_lines, strict=True))
         streamed: dict[tuple[str, str, int], list[Measurement]] = defaultdict(list)
-        for measurement in timed:
+        for measurement in timed.rows:
             task = measurement.task
             if task.op == "elementwise":
                 streamed[task.op, task.device, task.threads].append(measurement)
@@ -137,17 +113,17 @@ class CostModel:
         }
 
     def _parts(self, task: Task) -> Parts:
-        return physics(self._primitives, task)
+        return physics(self.primitives, task)
 
     @property
     def primitives(self) -> Primitives:
         """The machine's basic rates, as fitted."""
-        return self._primitives
+        return self.parameters.primitives
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices with costs, the CPU first."""
-        return self._primitives.devices
+        return self.primitives.devices
 
     @property
     def error_fractions(self) -> dict[str, float]:
@@ -155,8 +131,10 @@ class CostModel:
         errors: dict[str, list[float]] = defaultdict(list)
         for kind, correction in self._corrections.items():
             op, device = str(kind[0]), str(kind[1])
-            if len(correction.left_out) >= 5:
-                errors[f"{op}@{device}"].append(float(np.median(np.abs(correction.left_out))))
+            if len(correction.parameters.left_out) >= 5:
+                errors[f"{op}@{device}"].append(
+                    float(np.median(np.abs(correction.parameters.left_out)))
+                )
         return {name: float(np.median(values)) for name, values in sorted(errors.items())}
 
     def predict(self, tasks: Iterable[Task], *, within_run: bool = False) -> dict[Task, Cost]:
@@ -183,7 +161,7 @@ class CostModel:
             elif (task.op, task.device, task.threads) in self._curves:
                 costs[task] = self._on_curve(task)
             else:
-                pending[_kind(task)].append(task)
+                pending[kind_of(task)].append(task)
         for kind, group in pending.items():
             costs.update(self._predict_kind(kind, group))
         if within_run:
@@ -224,7 +202,7 @@ class CostModel:
         mean, covariance = np.zeros(len(tasks)), np.zeros((len(tasks), len(tasks)))
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, task in enumerate(tasks):
-            groups[_kind(task)].append(index)
+            groups[kind_of(task)].append(index)
         for kind, indices in groups.items():
             group = [tasks[index] for index in indices]
             correction = self._corrections.get(kind)
@@ -248,7 +226,7 @@ class CostModel:
 
     def _env_step(self, task: Task) -> Cost:
         """A vector step of n envs costs a + b n, from the measured numbers of the same env."""
-        rows = self._env_steps.get(_any_number(task), [])
+        rows = self._env_steps.get(any_number(task), [])
         if not rows:
             assert task.env is not None
             raise CalibrationError(
@@ -258,15 +236,12 @@ class CostModel:
         numbers = np.array([float(m.task.num_envs) for m in rows])
         seconds = np.array([m.median_s for m in rows])
         error = max(self._errors[m.task] for m in rows)
-        if len(set(numbers)) == 1:
-            # One number alone cannot tell the fixed part from the part per env.
+        line = self._env_lines[any_number(task)]
+        if line is None:
             predicted = float(seconds[0] * task.num_envs / numbers[0])
             error += 0.1 * abs(math.log(task.num_envs / numbers[0]))
         else:
-            key = _any_number(task)
-            if key not in self._env_lines:
-                self._env_lines[key] = fit_line(rows, lambda t: float(t.num_envs))
-            predicted = self._env_lines[key](task.num_envs)
+            predicted = line(task.num_envs)
         inside = numbers.min() <= task.num_envs <= numbers.max()
         if not inside:
             error *= 1 + abs(math.log(task.num_envs / numbers.max()))
@@ -278,8 +253,6 @@ class CostModel:
 
 # What a cost is called that was taken as it stands, by the origin of the measurement.
 _SOURCES = {"measured": "measured", "scaled": "extrapolated", "given": "given"}
-# Relative standard errors of times that have no samples of their own to tell it.
-_UNSAMPLED_ERRORS = {"measured": UNTIMED_ERROR, "scaled": UNTIMED_ERROR, "given": 0.0}
 
 
 def _as_modelled(cost: Cost) -> Cost:
@@ -299,10 +272,6 @@ def _within_run(task: Task, cost: Cost) -> Cost:
     return _cost(cost.seconds, error, cost.source)
 
 
-def _any_number(task: Task) -> Task:
-    return dataclasses.replace(task, num_envs=0)
-
-
 def _cost(seconds: float, error: float, source: str) -> Cost:
     stretch = math.exp(Z90 * error)
     return Cost(
@@ -319,5 +288,7 @@ def fit_cost_model(calibration: Calibration) -> CostModel:
     Raises:
         CalibrationError: the calibration lacks the basic timings of one of its devices.
     """
+    from autoplace.fitting import fit_parameters  # imports scikit-learn, which is slow
+
     with threadpool_limits(limits=1, user_api="blas"):  # in small products threads only hinder
-        return CostModel(calibration)
+        return CostModel(calibration, fit_parameters(calibration))

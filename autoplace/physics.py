@@ -14,22 +14,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from autoplace.engines import EAGER, NUMPY
 from autoplace.errors import CalibrationError
-from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.measurement import Measurement, Task
 from autoplace.workload import FLOAT_BYTES
-
-Array = NDArray[np.float64]
-
 
 # --------------------------------------------------------------------------------------------------
 # Primitives: one line of physics each
@@ -120,66 +112,6 @@ class Curve:
         return self.seconds[left] + slope * (size - self.sizes[left])
 
 
-_FARTHEST = 60.0  # logarithms beyond which no rate or size is tried
-_BLOCKS = (4.0, 8.0, 16.0, 32.0)
-_HALF_SIZES = ((0.5, 0.5), (16.0, 0.5), (256.0, 0.5), (8.0, 16.0))
-
-
-def _fit_matmul(timed: Sequence[Measurement]) -> Matmul:
-    single = [m for m in timed if m.task.shape[0] == 1]
-    if len(single) < 2:  # too few to tell a rate of their own
-        single = []
-    rows = [m for m in timed if m not in single]
-    shapes = np.array([m.task.shape for m in rows], dtype=float)
-    seconds = np.array([m.median_s for m in rows])
-    m, k, n = shapes.T
-    nbytes = FLOAT_BYTES * (m * k + k * n + m * n)
-
-    def log_ratio(theta: Array, block: float) -> Array:
-        flops = 2 * m * k * block * np.ceil(n / block)
-        fixed, rate, bandwidth, rows_, columns = np.exp(np.clip(theta, -_FARTHEST, _FARTHEST))
-        shape = (1 + rows_ / m) * (1 + columns / n)
-        model = fixed + np.maximum(flops / rate * shape, nbytes / bandwidth)
-        # What the shapes leave open is drawn, very weakly, towards a rate that holds for all.
-        open_ = 1e-3 * (theta[3:] - math.log(0.5))
-        return np.concatenate([np.log(model / seconds), open_])
-
-    def fit(start: Array, block: float) -> Any:  # noqa: ANN401 - scipy's result
-        return least_squares(
-            log_ratio, start, loss="soft_l1", f_scale=0.05, max_nfev=200, args=(block,)
-        )
-
-    # Rates and half-rate sizes trade off, so the fit is started from several of the latter.
-    rates = seconds.min() / 2, (2 * m * k * n / seconds).max(), 2 * (nbytes / seconds).max()
-    starts = [np.log([*rates, *halves]) for halves in _HALF_SIZES]
-    best, block = min((fit(start, 1.0) for start in starts), key=lambda found: found.cost), 1.0
-    for wider in _BLOCKS:
-        found = fit(best.x, wider)
-        if found.cost < best.cost:
-            best, block = found, wider
-    fixed, rate, bandwidth, half_rows, half_columns = np.exp(best.x).tolist()
-    fitted = Matmul(fixed, rate, bandwidth, half_rows, half_columns, block)
-    if not single:
-        return fitted
-    line = fit_line(single, lambda t: FLOAT_BYTES * float(t.shape[1] * t.shape[2]))
-    return dataclasses.replace(fitted, vector_bytes_per_s=line.bytes_per_s)
-
-
-def fit_line(rows: Sequence[Measurement], nbytes: Callable[[Task], float]) -> Line:
-    """Fit ``a + bytes / B`` with equal weight on every size's relative error."""
-    sizes = np.array([nbytes(m.task) for m in rows])
-    seconds = np.array([m.median_s for m in rows])
-    start = np.log([seconds.min(), (sizes / seconds).max()])
-
-    def log_ratio(theta: Array) -> Array:
-        fixed, rate = np.exp(theta)
-        return np.asarray(np.log((fixed + sizes / rate) / seconds))
-
-    fit = least_squares(log_ratio, start, loss="soft_l1", f_scale=0.05, max_nfev=200)
-    fixed, rate = np.exp(fit.x)
-    return Line(fixed, rate)
-
-
 _Fit = TypeVar("_Fit", Matmul, Line)
 
 
@@ -200,56 +132,29 @@ def _at_threads(fits: Mapping[tuple[str, int], _Fit], device: str, threads: int)
     return type(first)(*(a * (b / a) ** share if a and b else max(a, b) for a, b in values))
 
 
+@dataclass(slots=True, kw_only=True)
 class Primitives:
-    """The machine's basic rates, per device, and on the CPU per thread count."""
+    """The machine's basic rates, per device, and on the CPU per thread count.
 
-    def __init__(self, calibration: Calibration) -> None:
-        groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
-        for measurement in calibration.measurements:
-            task = measurement.task
-            if task.op in ("matmul", "elementwise", "activation"):
-                if task.residency == "resident":
-                    op = "product" if task.engine == NUMPY else task.op
-                    groups[op, task.device, task.threads].append(measurement)
-            elif task.op in ("dispatch", "launch"):
-                groups[task.op, task.device].append(measurement)
-            elif task.op == "copy":
-                groups[task.op, task.device, task.direction, task.pinned].append(measurement)
-        self.dispatch_s: dict[str, float] = {}
-        self.launch_s: dict[str, float] = {}
-        self.matmul: dict[tuple[str, int], Matmul] = {}
-        self.numpy_matmul: dict[tuple[str, int], Matmul] = {}
-        self.elementwise: dict[tuple[str, int], Line] = {}
-        self.activation: dict[tuple[str, int], Line] = {}
-        self.copy: dict[tuple[str, str, bool], Line] = {}
-        for key, rows in groups.items():
-            if key[0] == "dispatch":
-                self.dispatch_s[str(key[1])] = rows[0].median_s
-            elif key[0] == "launch":
-                self.launch_s[str(key[1])] = rows[0].median_s
-            elif key[0] == "matmul" and len(rows) >= 4:
-                self.matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
-            elif key[0] == "product" and len(rows) >= 4:
-                self.numpy_matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
-            elif key[0] == "elementwise" and len(rows) >= 2:
-                self.elementwise[str(key[1]), int(str(key[2]))] = fit_line(
-                    rows, lambda task: 2.0 * FLOAT_BYTES * task.shape[0]
-                )
-            elif key[0] == "activation" and len(rows) >= 2:
-                self.activation[str(key[1]), int(str(key[2]))] = fit_line(
-                    rows, lambda task: float(task.shape[0])
-                )
-            elif key[0] == "copy" and len(rows) >= 2:
-                self.copy[str(key[1]), str(key[2]), bool(key[3])] = fit_line(
-                    rows, lambda task: float(task.shape[0])
-                )
-        for device in calibration.devices:
-            if device not in self.dispatch_s or not any(d == device for d, _ in self.matmul):
-                raise CalibrationError(
-                    f"the calibration has no complete set of basic timings for {device}: "
-                    "run `autoplace calibrate` again with a larger --budget"
-                )
-        self.devices = calibration.devices
+    Attributes:
+        devices: that have rates, the CPU first.
+        dispatch_s: host time to issue an operation, by device.
+        launch_s: of an operation that is issued and waited for, by device.
+        matmul: by device and threads.
+        numpy_matmul: the same of numpy's products.
+        elementwise: seconds by bytes streamed, by device and threads.
+        activation: seconds by numbers, by device and threads.
+        copy: seconds by bytes, by device, direction, and whether the host's side is pinned.
+    """
+
+    devices: tuple[str, ...]
+    dispatch_s: dict[str, float] = field(default_factory=dict)
+    launch_s: dict[str, float] = field(default_factory=dict)
+    matmul: dict[tuple[str, int], Matmul] = field(default_factory=dict)
+    numpy_matmul: dict[tuple[str, int], Matmul] = field(default_factory=dict)
+    elementwise: dict[tuple[str, int], Line] = field(default_factory=dict)
+    activation: dict[tuple[str, int], Line] = field(default_factory=dict)
+    copy: dict[tuple[str, str, bool], Line] = field(default_factory=dict)
 
     def matmul_for(self, device: str, threads: int, engine: str = EAGER) -> Matmul:
         """The matmul rates of a device with so many threads; numpy's are its own."""

@@ -182,6 +182,7 @@ def _with(
     stored: Calibration, measurements: list[Measurement], say: Callable[[str], None]
 ) -> Calibration:
     """``stored`` with more measurements, kept for the next time where that is possible."""
+    measurements = [Measurement.from_json(m.to_json()) for m in measurements]  # as the next time
     try:
         store.merge_calibration(stored.machine, measurements)
     except CalibrationError as fault:

@@ -56,6 +56,7 @@ __all__ = [
     "save_calibration",
     "save_plan",
     "stored_calibration",
+    "stored_path",
     "write_bytes_atomic",
     "write_json_atomic",
 ]
@@ -166,7 +167,7 @@ def find_calibration(machine: Machine) -> Stored:
     A damaged file counts as none. Accelerators, BLAS and driver are compared where ``machine``
     knows them.
     """
-    path = _stored_path(machine)
+    path = stored_path(machine)
     if not path.exists():
         return Stored(reason=f"this machine has no calibration yet: {_RECALIBRATE}")
     try:
@@ -203,7 +204,7 @@ def merge_calibration(machine: Machine, measurements: Iterable[Measurement]) -> 
     """
     path = calibration_path(machine)
     with _locked(path):
-        source = _stored_path(machine)
+        source = stored_path(machine)
         try:
             stored = read_calibration(source) if source.exists() else None
         except CalibrationError as fault:
@@ -251,7 +252,7 @@ def redact(calibration: Calibration) -> Calibration:
     )
 
 
-def _stored_path(machine: Machine) -> Path:
+def stored_path(machine: Machine) -> Path:
     """The file to read: a read-only home may hold one although saving goes elsewhere."""
     path = calibration_path(machine)
     wanted = wanted_dir()

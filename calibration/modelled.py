@@ -38,12 +38,11 @@ class _Rates(Primitives):
         self.host, self.step = host, step
         self.slowness = host.op_s / step.op_s
         self.card = card
-        self.devices = ("cpu",) if card is None else ("cpu", card.device)
-        self.dispatch_s = {"cpu": host.op_s}
-        self.launch_s = {"cpu": host.op_s}
-        self.matmul = {}
-        self.elementwise, self.activation, self.copy = {}, {}, {}
-        self.numpy_matmul = {}
+        super().__init__(
+            devices=("cpu",) if card is None else ("cpu", card.device),
+            dispatch_s={"cpu": host.op_s},
+            launch_s={"cpu": host.op_s},
+        )
         for threads in (2**k for k in range(10)):
             self.matmul["cpu", threads] = self._host_matmul(threads)
         self.matmul["cpu", host.cpus] = self._host_matmul(host.cpus)

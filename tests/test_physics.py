@@ -9,6 +9,7 @@ import pytest
 from autoplace.engines import NUMPY
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.physics import Curve, Matmul, Primitives, physics
+from autoplace.rates import fit_primitives
 from autoplace.workload import NetworkSpec
 from tests.synthetic import Truth, make_calibration
 
@@ -47,7 +48,7 @@ def test_blocks_of_columns_and_single_rows_are_found() -> None:
     truth = Matmul(1e-6, 1e11, 1e10, 4.0, 1.0, block=16.0, vector_bytes_per_s=5e10)
     base = make_calibration(Truth())
     calibration = base.with_measurements(made_of(products(truth), NUMPY))
-    found = Primitives(calibration).numpy_matmul["cpu", 1]
+    found = fit_primitives(calibration).numpy_matmul["cpu", 1]
     assert found.block == 16.0
     assert found.flops_per_s == pytest.approx(1e11, rel=0.02)
     assert found.vector_bytes_per_s == pytest.approx(5e10, rel=0.02)
@@ -60,7 +61,7 @@ def test_blocks_of_columns_and_single_rows_are_found() -> None:
 def test_steps_of_an_engine_use_its_own_products() -> None:
     base = make_calibration(Truth())
     slow = Matmul(1e-6, 1e9, 1e10, 4.0, 1.0)
-    both = Primitives(base.with_measurements(made_of(products(slow), NUMPY)))
+    both = fit_primitives(base.with_measurements(made_of(products(slow), NUMPY)))
     network = NetworkSpec(observation_size=64, hidden_sizes=(256, 256), action_size=4)
 
     def seconds(primitives: Primitives, engine: str) -> float:
@@ -68,9 +69,9 @@ def test_steps_of_an_engine_use_its_own_products() -> None:
         parts = physics(primitives, task)
         return parts.total_s([1.0] * len(parts.flat))
 
-    assert seconds(both, "eager") == seconds(Primitives(base), "eager")
+    assert seconds(both, "eager") == seconds(fit_primitives(base), "eager")
     assert seconds(both, NUMPY) > 3 * seconds(both, "eager")
-    assert seconds(Primitives(base), NUMPY) == seconds(Primitives(base), "eager")
+    assert seconds(fit_primitives(base), NUMPY) == seconds(fit_primitives(base), "eager")
 
 
 def test_a_streaming_size_between_two_caches_is_interpolated() -> None:

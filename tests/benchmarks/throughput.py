@@ -16,6 +16,7 @@ import json
 import autoplace
 from autoplace.device import now
 from autoplace.envs import describe
+from autoplace.kept_model import cost_model_of
 from autoplace.planner.explain import describe_placement
 from autoplace.prepare import prepare_calibration
 from autoplace.train import Callback
@@ -54,7 +55,12 @@ def run(name: str, seconds: float, placement: dict[str, object], max_policy_lag:
     calibration = prepare_calibration(workload).calibration
     scheme = str(placement.pop("scheme", "auto"))
     plan = autoplace.make_plan(
-        calibration, workload, scheme=scheme, max_policy_lag=max_policy_lag, placement=placement
+        calibration,
+        workload,
+        model=cost_model_of(calibration),
+        scheme=scheme,
+        max_policy_lag=max_policy_lag,
+        placement=placement,
     )
     meter = Meter(seconds)
     with contextlib.suppress(Enough):

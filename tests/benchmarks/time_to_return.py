@@ -21,6 +21,7 @@ import psutil
 PROCESS_START_S = psutil.Process().create_time()
 
 import autoplace  # noqa: E402 - the clock starts first
+from autoplace.kept_model import cost_model_of  # noqa: E402
 from autoplace.prepare import prepare_calibration  # noqa: E402
 from autoplace.presets import preset_hyperparameters  # noqa: E402
 
@@ -77,7 +78,12 @@ def main() -> None:
     options = parser.parse_args()
     workload = autoplace.describe(ENV, **preset_hyperparameters("auto", ENV))
     calibration = prepare_calibration(workload).calibration
-    plan = autoplace.make_plan(calibration, workload, total_steps=options.total_steps)
+    plan = autoplace.make_plan(
+        calibration,
+        workload,
+        model=cost_model_of(calibration),
+        total_steps=options.total_steps,
+    )
     examiner = Examiner(options.seed)
     with contextlib.suppress(Solved):
         autoplace.train(

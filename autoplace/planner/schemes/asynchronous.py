@@ -22,9 +22,10 @@ to wait, which is worth many parts in a row: what remains is about ``s e / (1 + 
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from autoplace.measurement import Task
 from autoplace.planner.placements import Placements
@@ -104,11 +105,18 @@ def straggling_s(
         count: W.
         lag: L.
     """
-    # e by Blom (1958), exact to 5 %; one part alone is its own longest.
-    longest_s = spread_s * np.where(count > 1, ndtri((count - 0.375) / (count + 0.25)), 0.0)
+    longest_s = spread_s * _longest(count)
     ahead_s = np.maximum(0.0, lag * part_s - learning_s)
     # 0 where nothing varies.
     return longest_s / (1 + ahead_s / np.where(longest_s > 0, longest_s, 1.0))
+
+
+def _longest(count: NDArray[np.int_]) -> Array:
+    """By Blom (1958), exact to 5 %: e; one part alone is its own longest."""
+    counts, index = np.unique(count, return_inverse=True)
+    normal = statistics.NormalDist()
+    found = [normal.inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in counts.tolist()]
+    return np.array(found)[index].reshape(count.shape)
 
 
 def _layout(timing: Timing, placements: Placements) -> tuple[Span, ...]:
