@@ -231,18 +231,20 @@ def test_there_are_no_more_workers_than_environments():
         make(Counter, num_workers=0)
 
 
-def test_a_worker_imports_no_torch_has_one_thread_and_sees_no_device():
+def test_a_worker_is_no_fork_imports_no_torch_has_one_thread_and_sees_no_device(monkeypatch):
+    # Symptom: "Cannot re-initialize CUDA in forked subprocess".
     class Tells(Counter):
         def reset(self, *, seed=None, options=None):
             import os
             import sys
 
             told = [
-                "torch" in sys.modules,
+                "torch" in sys.modules or hasattr(sys, "of_the_parent"),
                 os.environ["OMP_NUM_THREADS"] == "1" and os.environ["CUDA_VISIBLE_DEVICES"] == "",
             ]
             return np.array(told, np.float64), {}
 
+    monkeypatch.setattr(sys, "of_the_parent", True, raising=False)
     before = dict(os.environ)
     envs = make(Tells, num_workers=1)
     assert envs.reset(range(4)).tolist() == [[0, 1]] * 4

@@ -95,6 +95,7 @@ class Facts(Counter):
             process = psutil.Process()
             facts = {
                 "pid": process.pid,
+                "forked": hasattr(sys, "of_the_parent"),
                 "threads": torch.get_num_threads(),
                 "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
                 "accelerator": torch.accelerator.is_available(),
@@ -110,7 +111,11 @@ class Facts(Counter):
         return super().step(action)
 
 
-def test_samplers_use_one_thread_and_no_device_and_their_errors_arrive_with_a_traceback(tmp_path):
+def test_samplers_use_one_thread_and_no_device_and_their_errors_arrive_with_a_traceback(
+    tmp_path, monkeypatch
+):
+    # Symptom: "Cannot re-initialize CUDA in forked subprocess".
+    monkeypatch.setattr(sys, "of_the_parent", True, raising=False)
     file = tmp_path / "facts"
     seeds = spawn_seeds(0, 4)
     env = register("Facts", lambda: Facts(file, breaks_at=seeds[3]))
@@ -124,7 +129,8 @@ def test_samplers_use_one_thread_and_no_device_and_their_errors_arrive_with_a_tr
     facts = [json.loads(line) for line in file.read_text().splitlines()]
     pids = [row.pop("pid") for row in facts]
     assert len(pids) == 4 and len(set(pids)) == 2 and os.getpid() not in pids
-    assert facts == [{"threads": 1, "devices": "", "accelerator": False, "open": []}] * 4
+    expected = {"forked": False, "threads": 1, "devices": "", "accelerator": False, "open": []}
+    assert facts == [expected] * 4
 
 
 @posix
