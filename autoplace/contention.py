@@ -3,6 +3,12 @@
 Cores share caches, memory, power and often arithmetic units. A calibration times a few steps alone
 and again while one, and while every, other core is kept busy; the ratio holds for all sizes of the
 same step.
+
+Where there are more processes at work than cores, operating systems do not share these out evenly
+at once: a process stays for a while on the core that it started on, and two on one core take twice
+as long. A calibration times how long it takes until all of c and of c + 1 processes are through on
+c cores, for several lengths of work: with T seconds of the former, the ratio r(T) lies between
+(c + 1) / c, all cores busy to the end, and 2; ``u(T)`` in 0..1 says where.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoplace.measurement import Calibration
 
@@ -45,6 +52,20 @@ class Contention:
             for key, by_busy in found.items()
         }
 
+        self._unevenness = _unevenness(calibration)
+
+    def unevenness(self, work_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """``u`` of so many seconds of work; 0 where it was never timed.
+
+        Beyond the longest that was timed, what is lost is lost once: it goes by one over the time.
+        """
+        if not self._unevenness:
+            return np.zeros(np.shape(work_s))
+        seconds, values = np.array(self._unevenness).T
+        beyond = np.minimum(1.0, seconds[-1] / work_s)
+        found: NDArray[np.float64] = np.interp(np.log(work_s), np.log(seconds), values) * beyond
+        return found
+
     def factor(self, stage: str, threads: int, busy: int) -> float:
         """How many times as long a stage takes beside ``busy`` cores; at least 1.
 
@@ -61,3 +82,17 @@ class Contention:
         nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
         numbers, logs = zip(*self._curves[op, nearest], strict=True)
         return max(1.0, math.exp(float(np.interp(busy, numbers, logs))))
+
+
+def _unevenness(calibration: Calibration) -> list[tuple[float, float]]:
+    """(T, u(T)) of the lengths that were timed, in order."""
+    found = []
+    for measurement in calibration.measurements:
+        task = measurement.task
+        fewer = calibration.by_task.get(dataclasses.replace(task, workers=task.workers - 1))
+        if task.op != "crowd" or fewer is None:
+            continue
+        even = task.workers / (task.workers - 1)
+        share = (measurement.median_s / fewer.median_s - even) / (2.0 - even)
+        found.append((fewer.median_s, min(max(share, 0.0), 1.0)))
+    return sorted(found)

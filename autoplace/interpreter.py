@@ -40,6 +40,26 @@ def keep_busy(orders: Any, answers: Any, work: Callable[[], object]) -> None:  #
         answers.put(order)
 
 
+def stretches(count: int, charge: Callable[[int], object] | None) -> None:
+    """So many of them; a virtual clock is told of them instead."""
+    if charge is not None:
+        charge(count)
+        return
+    for _ in range(count):
+        stretch()
+
+
+def interpret_when_told(
+    orders: Any,  # noqa: ANN401 - channels of any clock
+    answers: Any,  # noqa: ANN401
+    charge: Callable[[int], object] | None,
+) -> None:
+    """As many stretches as every order says, which then is sent back; ``None`` ends it."""
+    while (count := orders.get()) is not None:
+        stretches(count, charge)
+        answers.put(count)
+
+
 def keep_interpreting(orders: Any, answers: Any, charge: Callable[[], None] | None) -> None:  # noqa: ANN401
     """Keep a core busy with stretches of Python, which a virtual clock has to be told of."""
 

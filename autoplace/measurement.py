@@ -29,6 +29,7 @@ OPS = (
     "handoff",  # a small message to another thread of control and its answer
     "hand_over",  # the same once in a while, as a sampler tells a learner of a rollout
     "process_start",  # a trainer's process spawned, until it is ready
+    "crowd",  # several processes at once: (n,) stretches of Python each, until the last is through
     "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
@@ -51,7 +52,7 @@ class Task:
         threads: intra-op threads of torch on the host.
         dtype: element type.
         shape: (m, k, n) of a matmul, (n,) of an elementwise op or activation, (bytes,) of a copy,
-            (rollout_steps, num_envs) of a gae.
+            (rollout_steps, num_envs) of a gae, (stretches,) of a crowd.
         network: actor and critic of the trainer's own steps.
         rows: rows of a policy step, or of one minibatch.
         engine: how the trainer's own steps are executed.

@@ -60,7 +60,7 @@ class Timed:
         rows = [
             m
             for m in calibration.measurements
-            if not m.task.beside and m.task.op not in ("interpreter", "engine_setup")
+            if not m.task.beside and m.task.op not in ("interpreter", "crowd", "engine_setup")
         ]
         by_kind: dict[Kind, list[Measurement]] = defaultdict(list)
         env_steps: dict[Task, list[Measurement]] = defaultdict(list)

@@ -55,7 +55,7 @@ def section_of(task: Task) -> str:
         return f"{_ENV}{task.env.id}"
     if task.device != CPU:
         return f"{task.device}{_LINK}" if task.op in _LINK_OPS else task.device
-    if task.op in ("handoff", "hand_over", "interpreter"):
+    if task.op in ("handoff", "hand_over", "crowd", "interpreter"):
         return "processes"
     return "memory" if task.op == "elementwise" else "cpu"
 

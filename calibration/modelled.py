@@ -136,7 +136,8 @@ def calibration(name: str) -> Calibration:
     rates = _Rates(host, card, trainer(figure))
     tasks: dict[Task, None] = {}
     for task in calibration_tasks(rates.devices, host.cpus):
-        if task.op != "interpreter" and not task.beside:  # no figure says what busy cores cost
+        # No figure says what busy cores cost.
+        if task.op not in ("interpreter", "crowd") and not task.beside:
             tasks.update(dict.fromkeys(timed_tasks(task)))
     cards = () if card is None else (
         Accelerator(

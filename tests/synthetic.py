@@ -47,6 +47,8 @@ class Truth:
             return self.seconds(alone) * (1 + self.contention * task.beside)
         if task.op == "interpreter":
             return 2e-5
+        if task.op == "crowd":
+            return 2e-5 * task.shape[0]
         on_cpu = task.device == "cpu"
         speedup = 1 + (task.threads - 1) * self.thread_efficiency
         rate = self.cpu_flops * speedup if on_cpu else self.gpu_flops

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from autoplace.contention import Contention
 from autoplace.cost_model import fit_cost_model
 from autoplace.measure.grid import calibration_tasks
+from autoplace.measure.probes import timed_tasks
 from autoplace.measurement import Measurement, Task
 from tests.synthetic import Truth, make_calibration
 
@@ -50,6 +52,39 @@ def test_steps_beside_others_have_no_share_in_the_cost_model() -> None:
     loud, quiet = (fit_cost_model(make_calibration(Truth(contention=c))) for c in (3.0, 0.0))
     tasks = [t for t in calibration_tasks(("cpu",), 2) if t.network is not None and not t.beside]
     assert loud.predict(tasks) == quiet.predict(tasks)
+
+
+def crowded(*timed: tuple[int, int, float]) -> Contention:
+    """From (stretches, processes, seconds until the last is through)."""
+    quiet = make_calibration(Truth(), usable_cpus=2)
+    kept = [m for m in quiet.measurements if m.task.op != "crowd"]
+    more = [
+        Measurement(task=Task(op="crowd", shape=(n,), workers=workers), times_s=(seconds,))
+        for n, workers, seconds in timed
+    ]
+    return Contention(dataclasses.replace(quiet, measurements=(*kept, *more)))
+
+
+def test_how_unevenly_cores_are_shared_is_what_was_timed() -> None:
+    # Three on two cores: 2 x as long where they stay, 1.5 x where they are shared out at once.
+    short, long = ((100, 2, 0.01), (100, 3, 0.02)), ((1000, 2, 0.1), (1000, 3, 0.16))
+    found = crowded(*short, *long).unevenness(np.array([0.001, 0.01, 0.1, 0.2, 1.0]))
+    assert found == pytest.approx([1.0, 1.0, 0.2, 0.1, 0.02])
+    between = crowded(*short, *long).unevenness(np.array([math.sqrt(0.01 * 0.1)]))
+    assert between == pytest.approx([0.6])
+    # Noise makes it neither less than none nor more than all.
+    noisy = crowded((100, 2, 0.01), (100, 3, 0.021), (1000, 2, 0.1), (1000, 3, 0.14))
+    assert noisy.unevenness(np.array([0.01, 0.1])) == pytest.approx([1.0, 0.0])
+    assert crowded().unevenness(np.array([0.1])) == pytest.approx([0.0])
+
+
+def test_a_calibration_times_as_many_processes_as_cores_and_one_more() -> None:
+    for quick, longest in ((False, 1 << 14), (True, 1 << 11)):
+        (task,) = (t for t in calibration_tasks(("cpu",), 4, quick=quick) if t.op == "crowd")
+        timed = timed_tasks(task)
+        assert max(t.shape[0] for t in timed) == longest
+        assert {t.workers for t in timed} == {4, 5}
+    assert not [t for t in calibration_tasks(("cpu",), 1) if t.op == "crowd"]
 
 
 def test_a_calibration_times_steps_beside_one_and_beside_every_other_core() -> None:

@@ -35,6 +35,7 @@ STREAMED = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 QUICK_STREAMED = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 ACTIVATED = (1 << 9, 1 << 14, 1 << 19)
 COPIED_BYTES = (256, 4096, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 14, 1 << 18)
+CROWDED, QUICK_CROWDED = 1 << 14, 1 << 11  # most stretches of Python, some 0.1 s and 10 ms
 QUICK_COPIED_BYTES = (256, 1 << 16, 1 << 22)
 
 
@@ -153,6 +154,10 @@ def calibration_tasks(
         list(_device_tasks(on, threads, (engines or {}).get(on, (EAGER,)), quick)) for on in devices
     ]
     merged = [t for group in itertools.zip_longest(*queues) for t in group if t is not None]
+    first_beside = next((index for index, task in enumerate(merged) if task.beside), None)
+    if first_beside is not None:
+        longest = (QUICK_CROWDED if quick else CROWDED,)
+        merged.insert(first_beside, Task(op="crowd", shape=longest, workers=usable_cpus + 1))
     return list(dict.fromkeys(merged))
 
 

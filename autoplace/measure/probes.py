@@ -6,6 +6,7 @@ update objects, on tensors of the same shapes. One builder per op, in :data:`BUI
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 
 from autoplace import device
 from autoplace.engines import EAGER, NUMPY, PRECISIONS
-from autoplace.interpreter import stretch
+from autoplace.interpreter import interpret_when_told, stretch, stretches
 from autoplace.measure.timing import Probe, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
@@ -205,6 +206,44 @@ def _exchange(
     return Probe(tasks=(task,), sample=sampler(exchange), max_calls=max_calls, close=close)
 
 
+def _crowd(task: Task) -> Probe:
+    """As many processes as there are cores, and one more, each at work until all are through."""
+    tasks = timed_tasks(task)
+    charge = None if device.spawns_processes() else _charge_stretches
+    channels = [
+        (device.message_channel(), device.message_channel()) for _ in range(task.workers - 1)
+    ]
+    partners = [
+        device.spawn(interpret_when_told, *pair, charge, name="autoplace crowd", at_once=True)
+        for pair in channels
+    ]
+
+    def together(count: int, processes: int) -> float:
+        others = channels[: processes - 1]
+        start_s = device.now()
+        for orders, _ in others:
+            orders.put(count)
+        stretches(count, charge)
+        for _, answers in others:
+            answers.get(timeout=_ECHO_TIMEOUT_S)
+        return device.now() - start_s
+
+    def sample(_: int) -> list[float]:
+        return [together(each.shape[0], each.workers) for each in tasks]
+
+    def close() -> None:
+        for orders, _ in channels:
+            orders.put(None)
+        for partner in partners:
+            partner.join(_ECHO_TIMEOUT_S)
+
+    return Probe(tasks=tasks, sample=sample, max_calls=1, close=close)
+
+
+def _charge_stretches(count: int) -> None:
+    device.charge(seconds=count * _STRETCH_S)
+
+
 def _interpreter(task: Task) -> Probe:
     def call() -> None:
         stretch()
@@ -284,7 +323,17 @@ def _policy_step(task: Task) -> Probe:
 
 
 def timed_tasks(task: Task) -> tuple[Task, ...]:
-    """The tasks that the probe of a task times: of a policy step elsewhere, each of its parts."""
+    """The tasks that the probe of a task times: of a policy step elsewhere, each of its parts.
+
+    Of a crowd, fewer stretches too, each for one process less beside that.
+    """
+    if task.op == "crowd":
+        counts = [task.shape[0] >> shift for shift in (6, 3, 0) if task.shape[0] >> shift >= 256]
+        return tuple(
+            dataclasses.replace(task, shape=(count,), workers=workers)
+            for count in counts
+            for workers in (task.workers - 1, task.workers)
+        )
     if task.op != "policy_step" or task.device == device.CPU:
         return (task,)
     return tuple(_with_op(task, op) for op in ("obs_to_device", "policy_step", "action_to_host"))
@@ -378,6 +427,7 @@ BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "launch": _launch,
     "handoff": _handoff,
     "hand_over": _hand_over,
+    "crowd": _crowd,
     "interpreter": _interpreter,
     "copy": _copy,
     "policy_step": _policy_step,

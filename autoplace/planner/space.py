@@ -185,7 +185,8 @@ class Coster:
         self._limits = limits
         self._given = given
         self._usable_cpus = calibration.machine.usable_cpus
-        self._slowdown = _on_arrays(Contention(calibration).factor)
+        self._contention = Contention(calibration)
+        self._slowdown = _on_arrays(self._contention.factor)
         self._env_steps = [m for m in calibration.measurements if m.task.op == "env_step"]
         self._nearest: dict[Task, Measurement] = {}
         self._tables: dict[tuple[str, Axes, int, int], Placements] = {}
@@ -259,6 +260,7 @@ class Coster:
             steps=steps,
             usable_cpus=self._usable_cpus,
             slowdown=self._slowdown,
+            unevenness=self._contention.unevenness,
             env_spread_fraction=spread_fraction,
         )
         spans = scheme.layout(timing, placements)

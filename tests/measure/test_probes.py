@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 
 import pytest
 
 from autoplace import device
+from autoplace.interpreter import interpret_when_told
 from autoplace.measure import probes
 from autoplace.measure.probes import build_probe
 from autoplace.measurement import Task
@@ -40,6 +42,32 @@ def test_a_hand_over_is_a_message_there_and_back(emulated):
     (seconds,) = probe.sample(1)
     probe.close()
     assert seconds == pytest.approx(2 * 3e-5, rel=0.01)
+
+
+def test_a_crowd_is_timed_until_its_last_process_is_through(emulated):
+    probe = build_probe(Task(op="crowd", shape=(1 << 11,), workers=3))
+    two, three = probe.sample(1)[-2:]
+    probe.close()
+    # The emulated machine shares its cores out evenly.
+    assert two == pytest.approx((1 << 11) * probes._STRETCH_S, rel=0.02)
+    assert three == pytest.approx(1.5 * two, rel=0.02)
+
+
+def test_processes_of_a_crowd_do_as_much_as_they_are_told():
+    orders, answers, done = queue.SimpleQueue(), queue.SimpleQueue(), []
+    for order in (3, 5, None):
+        orders.put(order)
+    interpret_when_told(orders, answers, done.append)
+    assert done == [3, 5]
+    assert [answers.get(), answers.get()] == [3, 5] and answers.empty()
+
+
+def test_a_crowd_of_real_processes_is_through_when_the_last_one_is():
+    probe = build_probe(Task(op="crowd", shape=(256,), workers=2))
+    alone_s, together_s = probe.sample(1)  # the other process has yet to start
+    probe.close()
+    assert together_s > alone_s
+    assert [task.workers for task in probe.tasks] == [1, 2]
 
 
 def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(monkeypatch):

@@ -75,12 +75,31 @@ def test_threads_beyond_the_cores_take_turns(
     assert seconds["env_step", "sampler"] == pytest.approx(sampled * 3 / 5)
 
 
+def test_threads_that_stay_on_their_cores_take_as_long_as_the_most_on_one() -> None:
+    # Of three threads on two cores two share one: both take twice as long while they do, so that
+    # the sampling (5 s) is done a second after the learner (4 s) is through at 8 s.
+    seconds = stretched({}, uneven=1.0, sampler_threads=2, processes=2)
+    assert sum(seconds[key] for key in SAMPLING) == pytest.approx(9.0)
+    assert sum(seconds[key] for key in LEARNING) == pytest.approx(8.0)
+    # Where there is a core for each, or as many on every one, nothing is uneven.
+    for threads in (1, 3):
+        some = stretched({}, uneven=1.0, sampler_threads=threads, processes=threads)
+        both = sum(some[key] for key in LEARNING)
+        assert both == pytest.approx(4.0 * (threads + 1) / 2)
+
+
 def stretched(
-    slowdown: dict[tuple[str, int], float], *, cores: int = 2, device: str = "cpu", **options: int
+    slowdown: dict[tuple[str, int], float],
+    *,
+    cores: int = 2,
+    device: str = "cpu",
+    uneven: float = 0.0,
+    **options: int,
 ) -> dict[tuple[str, str], float]:
     asked = timing(
         {**SAMPLING, **LEARNING},
         usable_cpus=cores,
+        unevenness=lambda work_s: np.full(len(work_s), uneven),
         slowdown=lambda stage, threads, busy: np.array(
             [slowdown.get((stage, int(b)), 1.0) for b in busy]
         ),

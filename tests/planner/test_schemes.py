@@ -67,6 +67,7 @@ def timing(seconds: dict[Key, float], count: int = 1, **others: Any) -> Timing:
         "steps": np.full(count, 100),
         "usable_cpus": 2,
         "slowdown": lambda stage, threads, busy: np.ones(len(threads)),
+        "unevenness": lambda work_s: np.zeros(len(work_s)),
         "env_spread_fraction": np.zeros(count),
         **others,
     }
@@ -109,6 +110,7 @@ def test_all_placements_together_are_laid_out_as_each_by_itself(scheme) -> None:
         "steps": np.full(count, 100),
         "usable_cpus": 3,
         "slowdown": lambda stage, threads, busy: 1 + 0.1 * threads + 0.2 * np.maximum(busy, 0),
+        "unevenness": lambda work_s: np.minimum(work_s, 1.0),
         "env_spread_fraction": rng.uniform(0, 0.5, count),
     }
     together = scheme.layout(Timing(seconds=seconds, **others), placements)
@@ -120,6 +122,7 @@ def test_all_placements_together_are_laid_out_as_each_by_itself(scheme) -> None:
                 steps=others["steps"][only],
                 usable_cpus=3,
                 slowdown=others["slowdown"],
+                unevenness=others["unevenness"],
                 env_spread_fraction=others["env_spread_fraction"][only],
             ),
             placements.where(only),

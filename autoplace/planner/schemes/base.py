@@ -123,6 +123,8 @@ class Timing:
         usable_cpus: cores that all threads at work share.
         slowdown: how many times as long a stage takes, given its name, its own threads and the
             other cores that are busy (:meth:`autoplace.contention.Contention.factor`).
+        unevenness: how far from evenly cores are shared by more processes than there are, given the
+            seconds that these work (:meth:`autoplace.contention.Contention.unevenness`).
         env_spread_fraction: standard deviation of the time of one vector step over its mean.
     """
 
@@ -130,6 +132,7 @@ class Timing:
     steps: NDArray[np.int_]
     usable_cpus: int
     slowdown: Callable[[str, NDArray[np.int_], NDArray[np.int_]], Array]
+    unevenness: Callable[[Array], Array]
     env_spread_fraction: Array
 
 

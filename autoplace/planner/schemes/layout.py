@@ -71,8 +71,10 @@ def overlapped(
     """Seconds of each kind of work where sampling and learning start at the same time.
 
     While both sides are at work each is slowed by what the other keeps busy, and when one is
-    through the other one goes on by itself. Threads beyond the cores take turns: all take longer by
-    the factor ``threads / cores``.
+    through the other one goes on by itself. Threads beyond the cores take turns: where these are
+    shared evenly all take longer by the factor ``threads / cores``; where threads stay on the core
+    that they are on, those that count, the last to be through, take as long as the most threads on
+    one core. What lies between is timed (:mod:`autoplace.contention`).
 
     Args:
         timing: seconds of all work by itself.
@@ -82,12 +84,17 @@ def overlapped(
         sampler_threads: of all sampler processes together.
         processes: that sample at the same time.
     """
-    cores, learner_threads = timing.usable_cpus, placements.learn_threads
+    cores, learner_threads, seconds = timing.usable_cpus, placements.learn_threads, timing.seconds
+    work_s = np.maximum(
+        *(np.sum([seconds[key] for key in keys], axis=0) for keys in (sampling, learning))
+    )
+    uneven = timing.unevenness(work_s)
     on_cpu = placements.learn_device == CPU
 
     def factors(keys: Sequence[Key], threads: Counts, busy: Counts, total: Counts) -> list[Array]:
         """Of stages of so many threads, beside so many busy cores, of so many threads in all."""
-        crowd = np.maximum(1.0, total / cores)
+        even = np.maximum(1.0, total / cores)
+        crowd = even + uneven * (np.ceil(even) - even)
         busy = np.minimum(busy, cores - threads)
         slowed = [crowd * timing.slowdown(name, threads, busy) for name, _ in keys]
         if keys is learning:  # of an accelerator only the host's part could be slowed
@@ -110,7 +117,6 @@ def overlapped(
             factors(learning, learner_threads, nothing, learner_threads),
         ),
     ]
-    seconds = timing.seconds
     sampled_s, learned_s = slowed_s = [
         np.sum([seconds[key] * factor for key, factor in zip(keys, both, strict=True)], axis=0)
         for keys, both, _ in sides
