@@ -20,7 +20,7 @@ known to err together. ``s``, ``length`` and ``nugget`` are averaged over, each 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,44 +127,57 @@ class Correction:
         self, tasks: Sequence[Task], parts: Sequence[Parts]
     ) -> tuple[Array, Array, NDArray[np.bool_]]:
         """Log-seconds, their standard errors, and whether each task is outside what was timed."""
-        mean, covariance, nugget = self._posterior(tasks, parts)
         features = np.array([features_of(task) for task in tasks])
+        base, gradients = linearised(parts, self.parameters.factors)
+        by_rates = FACTOR_ERROR**2 * (gradients**2).sum(axis=1)
+        means, variances = [], []
+        for across, inverse, solved, (_, signal, nugget) in self._across(features, gradients):
+            means.append(across @ solved)
+            known = ((across @ inverse) * across).sum(axis=1)
+            variances.append(by_rates + signal**2 - known + nugget**2)
+        mean = self._weights @ np.array(means)
+        variance = self._weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
         beyond = np.maximum(self._low - features, features - self._high) / self._scale
         outside = beyond.max(axis=1)
-        error = self.parameters.stretch * np.sqrt(np.diag(covariance) + nugget)
         # Outside of what was timed the error grows with the distance.
-        return mean, error * (1 + np.maximum(outside, 0.0)), outside > 0.1
+        error = self.parameters.stretch * np.sqrt(variance) * (1 + np.maximum(outside, 0.0))
+        return base + mean, error, outside > 0.1
 
     def joint(self, tasks: Sequence[Task], parts: Sequence[Parts]) -> tuple[Array, Array]:
         """Log-seconds without each task's own deviation, and their covariances."""
-        mean, covariance, _ = self._posterior(tasks, parts)
-        return mean, self.parameters.stretch**2 * covariance
-
-    def _posterior(
-        self, tasks: Sequence[Task], parts: Sequence[Parts]
-    ) -> tuple[Array, Array, float]:
-        """Mean and covariance of the smooth part, and the variance of a task's own deviation."""
+        features = np.array([features_of(task) for task in tasks])
         base, gradients = linearised(parts, self.parameters.factors)
-        features = np.array([features_of(task) for task in tasks]) / self._scale
         by_rates = FACTOR_ERROR**2 * gradients @ gradients.T
-        by_rates_to_timed = FACTOR_ERROR**2 * gradients @ self._gradients.T
-        means, covariance, nugget_variance = [], np.zeros_like(by_rates), 0.0
-        for (length, signal, nugget), weight, inverse, solved in zip(
-            self.parameters.hyperparameters,
-            self._weights,
-            self._inverses,
-            self._solved,
-            strict=True,
+        scaled = features / self._scale
+        means, covariance = [], np.zeros_like(by_rates)
+        for weight, (across, inverse, solved, (length, signal, _)) in zip(
+            self._weights, self._across(features, gradients), strict=True
         ):
-            across = by_rates_to_timed + signal**2 * _smooth(features, self._features, length)
             means.append(across @ solved)
-            own = by_rates + signal**2 * _smooth(features, features, length)
+            own = by_rates + signal**2 * _smooth(scaled, scaled, length)
             covariance += weight * (own - across @ inverse @ across.T)
-            nugget_variance += weight * nugget**2
         mean = self._weights @ np.array(means)
         off = np.array(means) - mean
         covariance += (self._weights * off.T) @ off
-        return base + mean, covariance, nugget_variance
+        return base + mean, self.parameters.stretch**2 * covariance
+
+    def _across(
+        self, features: Array, gradients: Array
+    ) -> Iterator[tuple[Array, Array, Array, tuple[float, float, float]]]:
+        """What predictions are made of, under each of the hyperparameters, which come last.
+
+        Covariances of tasks with those that were timed ``[M, N]``, the inverse of the latter's own
+        ``[N, N]``, and that times what the physics leave of them ``[N]``.
+        """
+        by_rates = FACTOR_ERROR**2 * gradients @ self._gradients.T
+        hyperparameters = self.parameters.hyperparameters
+        smooth = {
+            length: _smooth(features / self._scale, self._features, length)
+            for length in {length for length, _, _ in hyperparameters}
+        }
+        for one, inverse, solved in zip(hyperparameters, self._inverses, self._solved, strict=True):
+            length, signal, _ = one
+            yield by_rates + signal**2 * smooth[length], inverse, solved, one
 
 
 def _smooth(left: Array, right: Array, length: float) -> Array:
