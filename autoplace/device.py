@@ -348,6 +348,27 @@ def torch_threads(count: int, engine: str = EAGER) -> Iterator[None]:
                 library.set_num_threads(number)
 
 
+def let_threads_sleep() -> None:
+    """Wait until no thread of this process is busy, a quarter of a second at most.
+
+    Threads of linear algebra that have done their part wait for more in a loop: torch's some 5 ms,
+    numpy's some 100 ms. Meanwhile a pool of other threads lacks the cores that they hold.
+    """
+    if not spawns_processes():
+        return
+    end_s = time.perf_counter() + _LONGEST_LOOP_S
+    while True:
+        start_s, used_s = time.perf_counter(), time.process_time()
+        time.sleep(_TICKS_S)
+        now_s = time.perf_counter()
+        if time.process_time() - used_s < 0.25 * (now_s - start_s) or now_s >= end_s:
+            return
+
+
+_LONGEST_LOOP_S = 0.25
+_TICKS_S = 0.012  # of a system's accounts of who was busy: 1 to 10 ms each
+
+
 @functools.cache
 def _numpy_libraries() -> tuple[Any, ...]:
     """The linear algebra that numpy has loaded, as far as its threads can be set."""

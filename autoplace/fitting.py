@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import least_squares
 from scipy.special import logsumexp
 from sklearn.gaussian_process.kernels import Matern
@@ -98,10 +99,7 @@ class _Kind:
             _HYPERPARAMETERS,
             lambda timed, length: np.asarray(Matern(length, nu=1.5)(timed)),
         )
-        _, log_determinants = np.linalg.slogdet(self._covariances)
-        distances = np.linalg.inv(self._covariances) @ self._residual @ self._residual
-        # log N(residual; 0, K), up to a constant
-        self.log_likelihood = -0.5 * (distances + log_determinants)
+        self.log_likelihood = np.array([_log_density(self._residual, k) for k in self._covariances])
 
     def weighed(self, log_prior: Array) -> CorrectionParameters:
         """The average over the hyperparameters with this prior."""
@@ -121,6 +119,13 @@ class _Kind:
             left_out=tuple(left_out.tolist()),
             stretch=_stretch(np.abs(left_out) / deviations),
         )
+
+
+def _log_density(residual: Array, covariance: Array) -> float:
+    """Log N(residual; 0, K), up to a constant."""
+    factor = cholesky(covariance, lower=True, check_finite=False)
+    whitened = solve_triangular(factor, residual, lower=True, check_finite=False)
+    return float(-0.5 * whitened @ whitened - np.sum(np.log(np.diag(factor))))
 
 
 def _shared_prior(log_likelihoods: Array) -> Array:

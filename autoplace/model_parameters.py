@@ -14,6 +14,7 @@ from typing import Any
 
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.physics import Line, Matmul, Primitives
+from autoplace.products import Regimes
 
 Kind = tuple[object, ...]
 
@@ -105,9 +106,11 @@ class CorrectionParameters:
 
 
 # The tables of Primitives: how many entries a key has, and what stands under it.
-_TABLES: dict[str, tuple[int, type[Matmul] | type[Line]]] = {
+_TABLES: dict[str, tuple[int, type[Matmul] | type[Regimes] | type[Line]]] = {
     "matmul": (2, Matmul),
     "numpy_matmul": (2, Matmul),
+    "regimes": (2, Regimes),
+    "numpy_regimes": (2, Regimes),
     "elementwise": (2, Line),
     "activation": (2, Line),
     "copy": (3, Line),
@@ -161,7 +164,7 @@ class ModelParameters:
         """
         rates = data["primitives"]
         tables: dict[str, Any] = {
-            name: {tuple(row[:size]): made(*_floats(row[size:])) for row in rates[name]}
+            name: {tuple(row[:size]): made(*map(_number, row[size:])) for row in rates[name]}
             for name, (size, made) in _TABLES.items()
         }
         return cls(
@@ -179,3 +182,7 @@ class ModelParameters:
 
 def _floats(row: list[float]) -> tuple[float, ...]:
     return tuple(map(float, row))
+
+
+def _number(value: float | list[float]) -> Any:  # noqa: ANN401 - a number, or several
+    return _floats(value) if isinstance(value, list) else float(value)

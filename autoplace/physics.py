@@ -21,6 +21,7 @@ from typing import TypeVar
 from autoplace.engines import EAGER, NUMPY
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Measurement, Task
+from autoplace.products import Regimes
 from autoplace.workload import FLOAT_BYTES
 
 # --------------------------------------------------------------------------------------------------
@@ -51,6 +52,10 @@ class Matmul:
             return nbytes / self.vector_bytes_per_s
         shape = (1 + self.half_rows / m) * (1 + self.half_columns / n)
         return max(flops / self.flops_per_s * shape, nbytes / self.bytes_per_s)
+
+    def call_s(self, m: float, k: float, n: float) -> float:
+        """Seconds of a call of such a product, apart from its work."""
+        return self.fixed_s
 
     def slopes_s(self, m: float, k: float, n: float) -> tuple[float, float, float]:
         """Derivatives of that by the logarithms of 1 + h, 1 + g and B."""
@@ -112,24 +117,64 @@ class Curve:
         return self.seconds[left] + slope * (size - self.sizes[left])
 
 
-_Fit = TypeVar("_Fit", Matmul, Line)
+_Fit = TypeVar("_Fit")
 
 
-def _at_threads(fits: Mapping[tuple[str, int], _Fit], device: str, threads: int) -> _Fit | None:
-    """A device's fit at a thread count: geometric between timed counts, the nearest beyond them."""
-    if (device, threads) in fits:
-        return fits[device, threads]
+def _around(
+    fits: Mapping[tuple[str, int], _Fit], device: str, threads: int
+) -> tuple[_Fit, _Fit, float] | None:
+    """A device's fits at the timed thread counts around one, and where it is between (0 to 1)."""
     counts = [count for name, count in fits if name == device]
     if not counts:
         return None
-    lower = max((c for c in counts if c < threads), default=min(counts))
-    upper = min((c for c in counts if c > threads), default=max(counts))
-    first, second = fits[device, lower], fits[device, upper]
-    if lower == upper:
-        return first
-    share = math.log(threads / lower) / math.log(upper / lower)
+    lower = max((c for c in counts if c <= threads), default=min(counts))
+    upper = min((c for c in counts if c >= threads), default=max(counts))
+    share = math.log(threads / lower) / math.log(upper / lower) if lower < upper else 0.0
+    return fits[device, lower], fits[device, upper], share
+
+
+def _at_threads(fits: Mapping[tuple[str, int], Line], device: str, threads: int) -> Line | None:
+    """A device's line at a thread count: geometric between timed counts."""
+    found = _around(fits, device, threads)
+    if found is None or not found[2]:
+        return found and found[0]
+    first, second, share = found
     values = zip(dataclasses.astuple(first), dataclasses.astuple(second), strict=True)
-    return type(first)(*(a * (b / a) ** share if a and b else max(a, b) for a, b in values))
+    return Line(*(a * (b / a) ** share if a and b else max(a, b) for a, b in values))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Products at a thread count between two that were timed: geometric between their seconds."""
+
+    first: Matmul | Regimes
+    second: Matmul | Regimes
+    share: float
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds of a call, whatever its sizes."""
+        return self._mean(self.first.fixed_s, self.second.fixed_s)
+
+    def call_s(self, m: float, k: float, n: float) -> float:
+        """Seconds of a call of such a product, apart from its work."""
+        return self._mean(self.first.call_s(m, k, n), self.second.call_s(m, k, n))
+
+    def work_s(self, m: float, k: float, n: float) -> float:
+        """Seconds without those of the call."""
+        return self._mean(self.first.work_s(m, k, n), self.second.work_s(m, k, n))
+
+    def slopes_s(self, m: float, k: float, n: float) -> tuple[float, float, float]:
+        """Derivatives as of the first."""
+        return self.first.slopes_s(m, k, n)
+
+    def _mean(self, first: float, second: float) -> float:
+        if first <= 0 or second <= 0:
+            return max(first, second)
+        return math.exp(math.log(first) + self.share * math.log(second / first))
+
+
+Products = Matmul | Regimes | Between
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +187,8 @@ class Primitives:
         launch_s: of an operation that is issued and waited for, by device.
         matmul: by device and threads.
         numpy_matmul: the same of numpy's products.
+        regimes: where they tell more than ``matmul``.
+        numpy_regimes: where they tell more than ``numpy_matmul``.
         elementwise: seconds by bytes streamed, by device and threads.
         activation: seconds by numbers, by device and threads.
         copy: seconds by bytes, by device, direction, and whether the host's side is pinned.
@@ -152,22 +199,31 @@ class Primitives:
     launch_s: dict[str, float] = field(default_factory=dict)
     matmul: dict[tuple[str, int], Matmul] = field(default_factory=dict)
     numpy_matmul: dict[tuple[str, int], Matmul] = field(default_factory=dict)
+    regimes: dict[tuple[str, int], Regimes] = field(default_factory=dict)
+    numpy_regimes: dict[tuple[str, int], Regimes] = field(default_factory=dict)
     elementwise: dict[tuple[str, int], Line] = field(default_factory=dict)
     activation: dict[tuple[str, int], Line] = field(default_factory=dict)
     copy: dict[tuple[str, str, bool], Line] = field(default_factory=dict)
 
-    def matmul_for(self, device: str, threads: int, engine: str = EAGER) -> Matmul:
+    def matmul_for(self, device: str, threads: int, engine: str = EAGER) -> Products:
         """The matmul rates of a device with so many threads; numpy's are its own."""
-        fits = self.numpy_matmul if engine == NUMPY and self.numpy_matmul else self.matmul
-        model = _at_threads(fits, device, threads)
-        assert model is not None, device  # the calibration was refused otherwise
-        return model
+        fits: dict[tuple[str, int], Matmul | Regimes]
+        if engine == NUMPY and self.numpy_matmul:
+            fits = {**self.numpy_matmul, **self.numpy_regimes}
+        else:
+            fits = {**self.matmul, **self.regimes}
+        found = _around(fits, device, threads)
+        assert found is not None, device  # the calibration was refused otherwise
+        first, second, share = found
+        return Between(first, second, share) if share else first
 
     def memory_s(self, device: str, threads: int, nbytes: float) -> float:
         """Seconds to stream ``nbytes`` through the device's memory."""
         line = _at_threads(self.elementwise, device, threads)
         if line is None:
-            return nbytes / self.matmul_for(device, threads).bytes_per_s
+            found = _around(self.matmul, device, threads)
+            assert found is not None, device
+            return nbytes / found[0].bytes_per_s
         return nbytes / line.bytes_per_s
 
     def activation_s(self, device: str, threads: int, numbers: float) -> float:
@@ -268,6 +324,11 @@ _GAE_OPS = (50, 8, 4)  # and per round of the scan
 _Layers = Sequence[tuple[int, int]]
 
 
+def _product_s(model: Products, m: float, k: float, n: float) -> float:
+    """Seconds of a product in a step beyond those of any call, such as to wake other threads."""
+    return max(model.call_s(m, k, n) - model.fixed_s, 0.0) + model.work_s(m, k, n)
+
+
 def physics(primitives: Primitives, task: Task) -> Parts:
     """What a task's time is made of on a machine with these basic rates."""
     device, threads = task.device, task.threads
@@ -281,14 +342,20 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         hidden, trunk = task.network.hidden_sizes, task.network.trunk
         perceptrons = len(layers) // (len(hidden) + 1)
         model = primitives.matmul_for(device, threads, task.engine)
+        streams = 1 if task.engine == NUMPY else threads  # all but numpy's products is one thread's
         # What actor and critic share: a convolution is a product with a row per output position.
-        shared_s = sum(model.work_s(rows * n, inputs, outputs) for n, inputs, outputs in trunk)
+        shared_s = sum(_product_s(model, rows * n, i, o) for n, i, o in trunk)
         activated = perceptrons * sum(hidden) + sum(n * outputs for n, _, outputs in trunk)
-        layers_s = sum(model.work_s(rows, inputs, outputs) for inputs, outputs in layers)
+        layers_s = sum(_product_s(model, rows, inputs, outputs) for inputs, outputs in layers)
+        if passes > 1:
+            for index, (inputs, outputs) in enumerate(layers):
+                layers_s += _product_s(model, outputs, rows, inputs)  # the gradient by weights
+                if trunk or index % (len(hidden) + 1):  # and by the layer before, if there is one
+                    layers_s += _product_s(model, rows, outputs, inputs)
         work = (
-            passes * (layers_s + shared_s),
-            primitives.activation_s(device, threads, rows * activated),
-            *(primitives.memory_s(device, threads, n) for n in nbytes),
+            layers_s + passes * shared_s,
+            primitives.activation_s(device, streams, rows * activated),
+            *(primitives.memory_s(device, streams, n) for n in nbytes),
         )
         if on_device:
             return Parts((ops * dispatch_s,), (ops * launch_s, *work))
@@ -304,7 +371,7 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         model = primitives.matmul_for(device, threads, task.engine)
         m, k, n = task.shape
         if task.residency == "resident":
-            on_device_s = (model.fixed_s, model.work_s(m, k, n))
+            on_device_s = (model.call_s(m, k, n), model.work_s(m, k, n))
             return Parts(on_device_s, slopes_s=model.slopes_s(m, k, n))
         # Both operands go there and are waited for; the way back is issued during the product.
         copied_s = (
@@ -312,7 +379,7 @@ def physics(primitives: Primitives, task: Task) -> Parts:
             + primitives.copy_s(device, "h2d", False, FLOAT_BYTES * k * n)
             + primitives.copy_s(device, "d2h", False, FLOAT_BYTES * m * n)
         )
-        on_device_s = (max(model.fixed_s - dispatch_s, 0.0), model.work_s(m, k, n))
+        on_device_s = (max(model.call_s(m, k, n) - dispatch_s, 0.0), model.work_s(m, k, n))
         return Parts((dispatch_s,), on_device_s, (copied_s,))
     if task.op == "elementwise":
         nbytes = 2.0 * FLOAT_BYTES * task.shape[0]

@@ -14,6 +14,7 @@ from scipy.optimize import least_squares
 
 from autoplace.engines import NUMPY
 from autoplace.errors import CalibrationError
+from autoplace.fit_products import fit_regimes, misses
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.physics import Line, Matmul, Primitives
 from autoplace.workload import FLOAT_BYTES
@@ -102,10 +103,13 @@ def fit_primitives(calibration: Calibration) -> Primitives:
             found.dispatch_s[str(key[1])] = rows[0].median_s
         elif key[0] == "launch":
             found.launch_s[str(key[1])] = rows[0].median_s
-        elif key[0] == "matmul" and len(rows) >= 4:
-            found.matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
-        elif key[0] == "product" and len(rows) >= 4:
-            found.numpy_matmul[str(key[1]), int(str(key[2]))] = _fit_matmul(rows)
+        elif key[0] in ("matmul", "product") and len(rows) >= 4:
+            at, is_numpy = (str(key[1]), int(str(key[2]))), key[0] == "product"
+            rates = _fit_matmul(rows)
+            (found.numpy_matmul if is_numpy else found.matmul)[at] = rates
+            regimes = fit_regimes(rows)
+            if regimes and misses(regimes, rows) < misses(rates, rows):
+                (found.numpy_regimes if is_numpy else found.regimes)[at] = regimes
         elif key[0] == "elementwise" and len(rows) >= 2:
             found.elementwise[str(key[1]), int(str(key[2]))] = fit_line(
                 rows, lambda task: 2.0 * FLOAT_BYTES * task.shape[0]

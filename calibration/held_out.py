@@ -154,6 +154,7 @@ def hold_out(
 
 def _visit(task: Task, time_limit_s: float) -> list[Measurement]:
     series = Series(tasks=timed_tasks(task))
+    device.let_threads_sleep()
     with device.torch_threads(task.threads, task.engine):
         probe = build_probe(task)
         try:

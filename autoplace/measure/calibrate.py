@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from autoplace import device
 from autoplace.cost_model import fit_cost_model
+from autoplace.engines import EAGER, NUMPY
 from autoplace.envs import inspect_env
 from autoplace.errors import CalibrationError, DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
@@ -47,6 +48,8 @@ QUICK_BUDGET_S = 5.0
 _FIRST_VISITS = 0.5
 _EXPLORED = 0.65
 _SECOND_VISITS = 0.85
+# So many tasks in a row may be put in another order, for threads to keep out of others' way.
+_TOGETHER = 48
 # So many tasks are picked at a time, before the model is fitted anew, and in all.
 _PICKED, _MOST_PICKED = 24, 96
 # No first visit may take more than this many times its share of the time that is left; but this
@@ -257,7 +260,7 @@ class _Session:
         learner: Task | None,
     ) -> None:
         self._machine = machine
-        self._series = {task: Series(tasks=timed_tasks(task)) for task in tasks}
+        self._series = {task: Series(tasks=timed_tasks(task)) for task in _by_pool(tasks)}
         self._start_s = start_s
         self._end_s = start_s + budget_s
         self._budget_s = budget_s
@@ -267,6 +270,7 @@ class _Session:
         self._done = 0
         self._sentinel = Sentinel(machine.usable_cpus, budget_s)
         self._load = Load(learner)
+        self._pool: str | None = None  # whose threads may still be waiting in a loop
         self._no_load = ""  # why no other process can be kept busy
         self._no_engine: dict[tuple[str, str], str] = {}  # why one cannot run on a device
 
@@ -304,7 +308,7 @@ class _Session:
                 return
             if not chosen:
                 return
-            for index, task in enumerate(chosen):
+            for index, task in enumerate(_by_pool(chosen)):
                 pending.remove(task)
                 visited += 1
                 share_s = (deadline_s - device.now()) / (len(chosen) - index)
@@ -348,7 +352,7 @@ class _Session:
             if not worst:
                 return
             visited = 0
-            for _, _, task in worst:
+            for task in _by_pool([task for _, _, task in worst]):
                 left_s = self._end_s - device.now()
                 needed_s = self._needed_s(task)
                 if left_s <= 0:
@@ -380,7 +384,12 @@ class _Session:
                     refining=refining,
                 )
             )
-        self._sentinel.look()
+        pool = _pool(task)
+        if self._pool not in (None, pool):
+            device.let_threads_sleep()
+        self._pool = pool
+        if pool != NUMPY:  # whose threads would be in the sentinel's way, and it in theirs
+            self._sentinel.look()
         try:
             with self._load.on(task.beside), device.torch_threads(task.threads, task.engine):
                 self._run(task, time_limit_s)
@@ -469,6 +478,22 @@ class _Session:
                 "close other programs and calibrate again"
             )
         return warnings
+
+
+def _pool(task: Task) -> str | None:
+    """Whose threads share the cores in a task, if it has several."""
+    if task.device != device.CPU or task.threads == 1:
+        return None
+    return NUMPY if task.engine == NUMPY else EAGER
+
+
+def _by_pool(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, some at a time, so that threads of one pool rarely make place for another's."""
+    return [
+        task
+        for start in range(0, len(tasks), _TOGETHER)
+        for task in sorted(tasks[start : start + _TOGETHER], key=lambda task: _pool(task) or "")
+    ]
 
 
 def _target_error(task: Task) -> float:

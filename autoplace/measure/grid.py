@@ -62,7 +62,7 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
 # How many more networks, and shapes of products, fill the space between these.
-_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 40, 4
+_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 80, 4
 _CANDIDATES, _QUICK_CANDIDATES = 48, 16  # networks after those, of which the model picks
 _LARGEST_SPREAD = 2**26  # multiplications
 
@@ -233,12 +233,9 @@ def _device_tasks(
             for engine in (main, *others[: index % 2]):
                 yield _update(on, count, network, batches[0], engine)
                 yield _policy(on, count, network, rows[0], engine)
-    for index, shape in enumerate(
-        _spread_products(_QUICK_SPREAD_PRODUCTS if quick else _SPREAD_PRODUCTS)
-    ):
-        for count in ends:
-            for engine in products[: 1 + index % 2]:
-                yield Task(op="matmul", device=on, threads=count, shape=shape, engine=engine)
+    for shape in _spread_products(_QUICK_SPREAD_PRODUCTS if quick else _SPREAD_PRODUCTS):
+        for count, engine in itertools.product(ends, products):
+            yield Task(op="matmul", device=on, threads=count, shape=shape, engine=engine)
     for count in counts:
         for size in squares[4:]:
             yield Task(op="matmul", device=on, threads=count, shape=(size, size, size))

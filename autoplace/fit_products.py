@@ -1,0 +1,99 @@
+"""Regimes of products, fitted to what was timed (:mod:`autoplace.products`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from autoplace.measurement import Measurement
+from autoplace.products import Regimes, terms_of
+
+Array = NDArray[np.float64]
+
+_ERROR = 0.05  # relative; misses beyond it count less and less
+_ROUNDS = 8  # of weighing anew
+_SEARCH_ROUNDS = 3
+_OTHERS = 0.2  # weight of timings of the other regime, as a share
+_LEAST_ROWS = 10  # timings that a regime of its own takes
+# What a regime may begin at a size of: exponents of m, k and n.
+_SIZES = np.array([(1, 1, 1), (0, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
+_QUANTILES = np.linspace(0.1, 0.9, 9)
+# Regimes that miss not even so much less than one alone are taken for chance.
+_WORTH_A_REGIME = 0.8
+
+
+class ProductModel(Protocol):
+    """What tells the seconds of products."""
+
+    def call_s(self, m: float, k: float, n: float) -> float:
+        """Seconds of a call of such a product, apart from its work."""
+
+    def work_s(self, m: float, k: float, n: float) -> float:
+        """Seconds without those of the call."""
+
+
+def fit_regimes(timed: Sequence[Measurement]) -> Regimes | None:
+    """The regimes of some products; ``None`` where too few were timed."""
+    single = [m for m in timed if m.task.shape[0] == 1]
+    rows = [m for m in timed if m.task.shape[0] > 1]
+    if len(rows) < 2 * _LEAST_ROWS:
+        return None
+    shapes = np.array([m.task.shape for m in rows], dtype=float)
+    terms = np.array([terms_of(*shape) for shape in shapes])
+    seconds = np.array([m.median_s for m in rows])
+    best = _fit(terms, seconds, _SEARCH_ROUNDS)[1] * _WORTH_A_REGIME
+    found: tuple[Array, float] | None = None
+    for exponents in _SIZES:
+        sizes = np.prod(shapes**exponents, axis=1)
+        for start in np.unique(np.quantile(sizes, _QUANTILES)):
+            above = sizes >= start
+            if min(above.sum(), (~above).sum()) < _LEAST_ROWS:
+                continue
+            cost = sum(_fit(terms, seconds, _SEARCH_ROUNDS, s)[1] for s in (above, ~above))
+            if cost < best:
+                best, found = cost, (exponents, start)
+    exponents, start = found or (np.zeros(3), 2.0)  # which no product reaches
+    above = np.prod(shapes**exponents, axis=1) >= start
+    below_rates = _fit(terms, seconds, _ROUNDS, ~above)[0].tolist()
+    above_rates = below_rates
+    if found is not None:
+        above_rates = _fit(terms, seconds, _ROUNDS, above)[0].tolist()
+    line: list[float] = []
+    if len(single) >= 2:
+        numbers = np.array([terms_of(*m.task.shape)[:2] for m in single])
+        rates, _ = _fit(numbers, np.array([m.median_s for m in single]), _ROUNDS)
+        line = [*rates.tolist(), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    return Regimes(
+        tuple(line), (*exponents.tolist(), float(start)), tuple(below_rates), tuple(above_rates)
+    )
+
+
+def _fit(
+    terms: Array, seconds: Array, rounds: int, own: NDArray[np.bool_] | None = None
+) -> tuple[Array, float]:
+    """Rates at or above zero, and what they miss altogether (soft L1 of relative errors).
+
+    Only what is its ``own`` counts as missed; the rest draws rates weakly towards those of all.
+    """
+    relative = terms / seconds[:, None]
+    scale = np.sqrt((relative**2).sum(axis=0))
+    relative = relative / scale
+    share = np.ones(len(seconds)) if own is None else np.where(own, 1.0, _OTHERS)
+    soft = np.ones(len(seconds))
+    for _ in range(rounds):
+        weights = share / np.sqrt(soft)
+        rates, _ = nnls(relative * weights[:, None], weights, maxiter=1000)
+        misses = np.log(np.maximum(relative @ rates, 1e-9)) / _ERROR
+        soft = np.sqrt(1 + misses**2)
+    return rates / scale, float(np.sum((soft - 1)[share == 1.0]))
+
+
+def misses(model: ProductModel, timed: Sequence[Measurement]) -> float:
+    """By how much a model misses what was timed altogether (soft L1 of relative errors)."""
+    found = [model.call_s(*m.task.shape) + model.work_s(*m.task.shape) for m in timed]
+    off = np.log(np.array(found) / [m.median_s for m in timed]) / _ERROR
+    return float(np.sum(np.sqrt(1 + off**2) - 1))
