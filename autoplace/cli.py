@@ -134,7 +134,7 @@ def machine(plot_file: Path | None, as_json: bool) -> None:
 @click.option(
     "--device", "devices", multiple=True, help="cpu, cuda[:i], mps or xpu; all if not given."
 )
-@click.option("--budget", type=float, help="Seconds to spend (default 53; with --quick 5).")
+@click.option("--budget", type=float, help="Seconds to spend (default 52; with --quick 5).")
 @click.option("--quick", is_flag=True, help="Ten seconds instead of a minute; less exact.")
 @click.option("--env", "envs", multiple=True, metavar="ENV", help="Time this environment too.")
 @click.option(

@@ -366,7 +366,7 @@ def let_threads_sleep() -> None:
 
 
 _LONGEST_LOOP_S = 0.25
-_TICKS_S = 0.012  # of a system's accounts of who was busy: 1 to 10 ms each
+_TICKS_S = 0.02  # a system counts who was busy every 1 to 16 ms
 
 
 @functools.cache

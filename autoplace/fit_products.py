@@ -18,12 +18,16 @@ _ERROR = 0.05  # relative; misses beyond it count less and less
 _ROUNDS = 8  # of weighing anew
 _SEARCH_ROUNDS = 3
 _OTHERS = 0.2  # weight of timings of the other regime, as a share
+_MOST_STARTS = 2
 _LEAST_ROWS = 10  # timings that a regime of its own takes
 # What a regime may begin at a size of: exponents of m, k and n.
-_SIZES = np.array([(1, 1, 1), (0, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
+_SIZES = np.array(
+    [(1, 1, 1), (0, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 1)],
+    dtype=float,
+)
 _QUANTILES = np.linspace(0.1, 0.9, 9)
 # Regimes that miss not even so much less than one alone are taken for chance.
-_WORTH_A_REGIME = 0.8
+_WORTH_A_REGIME = 0.95
 
 
 class ProductModel(Protocol):
@@ -45,31 +49,37 @@ def fit_regimes(timed: Sequence[Measurement]) -> Regimes | None:
     shapes = np.array([m.task.shape for m in rows], dtype=float)
     terms = np.array([terms_of(*shape) for shape in shapes])
     seconds = np.array([m.median_s for m in rows])
-    best = _fit(terms, seconds, _SEARCH_ROUNDS)[1] * _WORTH_A_REGIME
-    found: tuple[Array, float] | None = None
-    for exponents in _SIZES:
-        sizes = np.prod(shapes**exponents, axis=1)
-        for start in np.unique(np.quantile(sizes, _QUANTILES)):
-            above = sizes >= start
-            if min(above.sum(), (~above).sum()) < _LEAST_ROWS:
-                continue
-            cost = sum(_fit(terms, seconds, _SEARCH_ROUNDS, s)[1] for s in (above, ~above))
-            if cost < best:
-                best, found = cost, (exponents, start)
-    exponents, start = found or (np.zeros(3), 2.0)  # which no product reaches
-    above = np.prod(shapes**exponents, axis=1) >= start
+    starts: list[tuple[float, ...]] = []
+    above = np.zeros(len(rows), dtype=bool)
+    best = _fit(terms, seconds, _SEARCH_ROUNDS)[1]
+    for _ in range(_MOST_STARTS):
+        limit, found, grown = best * _WORTH_A_REGIME, None, above
+        for exponents in _SIZES:
+            sizes = np.prod(shapes**exponents, axis=1)
+            for start in np.unique(np.quantile(sizes[~above], _QUANTILES)):
+                reached = above | (sizes >= start)
+                if min(reached.sum(), (~reached).sum()) < _LEAST_ROWS:
+                    continue
+                cost = sum(
+                    _fit(terms, seconds, _SEARCH_ROUNDS, own)[1] for own in (reached, ~reached)
+                )
+                if cost < limit:
+                    limit, best, grown = cost, cost, reached
+                    found = (*exponents.tolist(), float(start))
+        if found is None:
+            break
+        starts.append(found)
+        above = grown
     below_rates = _fit(terms, seconds, _ROUNDS, ~above)[0].tolist()
     above_rates = below_rates
-    if found is not None:
+    if starts:
         above_rates = _fit(terms, seconds, _ROUNDS, above)[0].tolist()
     line: list[float] = []
     if len(single) >= 2:
         numbers = np.array([terms_of(*m.task.shape)[:2] for m in single])
         rates, _ = _fit(numbers, np.array([m.median_s for m in single]), _ROUNDS)
         line = [*rates.tolist(), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    return Regimes(
-        tuple(line), (*exponents.tolist(), float(start)), tuple(below_rates), tuple(above_rates)
-    )
+    return Regimes(tuple(line), tuple(starts), tuple(below_rates), tuple(above_rates))
 
 
 def _fit(

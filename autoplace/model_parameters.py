@@ -184,5 +184,5 @@ def _floats(row: list[float]) -> tuple[float, ...]:
     return tuple(map(float, row))
 
 
-def _number(value: float | list[float]) -> Any:  # noqa: ANN401 - a number, or several
-    return _floats(value) if isinstance(value, list) else float(value)
+def _number(value: Any) -> Any:  # noqa: ANN401 - a number, or lists of them
+    return tuple(map(_number, value)) if isinstance(value, list) else float(value)

@@ -20,13 +20,13 @@ class Regimes:
     Attributes:
         single: seconds of a single row per call and per unit of each other term; empty where it
             was not timed.
-        start: exponents of m, k and n, and the size from which ``above`` holds.
-        below: likewise below that size.
-        above: likewise from that size.
+        starts: exponents of m, k and n, and the size from which ``above`` holds; several such.
+        below: likewise where no product's size reaches any of these.
+        above: likewise where one does.
     """
 
     single: tuple[float, ...]
-    start: tuple[float, ...]
+    starts: tuple[tuple[float, ...], ...]
     below: tuple[float, ...]
     above: tuple[float, ...]
 
@@ -52,8 +52,8 @@ class Regimes:
     def _rates(self, m: float, k: float, n: float) -> tuple[float, ...]:
         if m == 1 and self.single:
             return self.single
-        a, b, c, start = self.start
-        return self.above if m**a * k**b * n**c >= start else self.below
+        reached = any(m**a * k**b * n**c >= start for a, b, c, start in self.starts)
+        return self.above if reached else self.below
 
 
 def terms_of(m: float, k: float, n: float) -> tuple[float, ...]:

@@ -41,7 +41,7 @@ from autoplace.workload import EnvSpec, Hyperparameters
 _log = logging.getLogger(__name__)
 
 # With what importing, detecting and fitting take, about a minute and about ten seconds.
-DEFAULT_BUDGET_S = 53.0
+DEFAULT_BUDGET_S = 52.0
 QUICK_BUDGET_S = 5.0
 # Shares of the budget by whose end the first visits, those to what the model is least sure of, and
 # the second visits are to be done.
