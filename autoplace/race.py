@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoplace.cost_model import CostModel
-from autoplace.device import now
+from autoplace.device import now, torch_threads
 from autoplace.errors import UsageError
 from autoplace.measurement import Calibration
 from autoplace.planner.plan import Candidate, Placement, Plan
@@ -29,7 +29,7 @@ from autoplace.planner.search import make_plan
 from autoplace.results import StageComparison, StageKey, stage_comparisons
 from autoplace.train.callbacks import Callback, IterationReport
 from autoplace.train.interrupt import StopRequest, StopRequested, stop_on_signals
-from autoplace.train.loop import Loop, open_loop
+from autoplace.train.loop import Loop, open_loop, threads_of
 
 # Turns that the seconds of a candidate are cut into, and the fewest that there are.
 _TURNS = 12
@@ -255,6 +255,10 @@ def _race(
             _Entrant(stack, dataclasses.replace(plan, chosen=candidate), stop)
             for _, candidate in candidates
         ]
+        # In its turns each has its own number of threads. The number of whoever was opened last
+        # would hold for all, and threads that every iteration takes away and gives back wait in a
+        # loop, on the core of another process.
+        stack.enter_context(torch_threads(1))
         for entrant in entrants:  # processes start, allocators and caches warm up
             entrant.turn(0.0)
         for entrant in entrants:
@@ -291,14 +295,15 @@ class _Entrant(Callback):
 
     def turn(self, seconds: float) -> None:
         """Go on for so long, at least for one iteration that counts, and rest."""
-        # The first iteration finds its caches cold; what overlaps has its pipeline to fill.
-        for _ in range(1 + self._plan.placement.max_policy_lag):
-            self._loop.iterate()
-        self._reports.clear()
-        start_s = now()
-        while not self._reports or now() - start_s < seconds:
-            self._loop.iterate()
-        self._loop.rest()
+        with threads_of(self._plan):
+            # The first iteration finds its caches cold; what overlaps has its pipeline to fill.
+            for _ in range(1 + self._plan.placement.max_policy_lag):
+                self._loop.iterate()
+            self._reports.clear()
+            start_s = now()
+            while not self._reports or now() - start_s < seconds:
+                self._loop.iterate()
+            self._loop.rest()
         self._turns_s.append(statistics.mean(report.iteration_s for report in self._reports))
         self._counted += self._reports
 

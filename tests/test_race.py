@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 
 import pytest
+import torch
 
 from autoplace.cost_model import fit_cost_model
 from autoplace.errors import EnvError, UsageError
@@ -19,6 +20,7 @@ from autoplace.race import (
     race,
     without_repeats,
 )
+from autoplace.train.loop import Loop
 from tests.envs.toys import Counter, register
 from tests.synthetic import Truth, make_calibration
 from tests.train.plans import make_plan as hand_made
@@ -116,6 +118,27 @@ def test_a_race_measures_the_stages_of_the_plan_and_leaves_nothing_running() -> 
     data = result.to_json()
     assert data["chosen"] == "cpu"
     assert data["best"] in ("cpu", "double-buffer")
+
+
+def test_every_candidate_has_its_own_number_of_threads_in_its_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = hand_made(scheme="cpu")
+    seen: dict[Loop, set[int]] = {}
+    several = dataclasses.replace(plan.chosen.placement, sample_threads=2)
+    iterate = Loop.iterate
+
+    def spy(loop: Loop) -> None:
+        seen.setdefault(loop, set()).add(torch.get_num_threads())
+        iterate(loop)
+
+    monkeypatch.setattr(Loop, "iterate", spy)
+    before = torch.get_num_threads()
+    # The one with two threads is opened last.
+    candidates = [plan.chosen, dataclasses.replace(plan.chosen, placement=several)]
+    race(plan, [("one", candidates[0]), ("two", candidates[1])], seconds=0.01)
+    assert list(seen.values()) == [{1}, {2}]
+    assert torch.get_num_threads() == before
 
 
 def test_what_ends_a_run_ends_the_race() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -297,12 +298,8 @@ def open_loop(
     num_iterations = count_iterations(plan.workload.hyperparameters, total_steps)
     if worker_deadline_s is not None and worker_deadline_s <= 0:
         raise UsageError(f"--worker-deadline must be above 0, got {worker_deadline_s:g}: raise it")
-    placement = plan.placement
     with _memory_as_error(), contextlib.ExitStack() as stack:
-        engine = engine_on(
-            placement.engine, placement.sample_device, is_plain=plan.workload.network.is_plain
-        )
-        stack.enter_context(devices.torch_threads(placement.sample_threads, engine))
+        stack.enter_context(threads_of(plan))
         run = stack.enter_context(
             Run(
                 plan,
@@ -346,6 +343,15 @@ def _memory_as_error() -> Iterator[None]:
             f"memory ran out ({first_line(error)}): free some, plan again on this machine, or take "
             "fewer --rollout-steps, --num-envs or --minibatch-rows; what was saved is untouched"
         ) from error
+
+
+def threads_of(plan: Plan) -> AbstractContextManager[None]:
+    """The number of threads that a run has around all of its own blocks."""
+    placement = plan.placement
+    engine = engine_on(
+        placement.engine, placement.sample_device, is_plain=plan.workload.network.is_plain
+    )
+    return devices.torch_threads(placement.sample_threads, engine)
 
 
 def count_iterations(hyperparameters: Hyperparameters, total_steps: int) -> int:
