@@ -2,13 +2,16 @@
 
     python -m tests.benchmarks.regret [--workloads NAME ...] [--seconds S] [--json FILE]
 
-For each workload the choice, the best of every other scheme, single changes of the choice and
-three fixed rules (all on one thread; torch's default threads; one process per environment) are run
-in turns (:mod:`autoplace.race`). Printed are, per workload and over all:
+The choice is that of a long run: the plan's, and where that is a tie what a short race among its
+rivals says (:mod:`autoplace.close_calls`). It, the plan's own, the best of every other scheme,
+single changes of the choice and three fixed rules (all on one thread; torch's default threads; one
+process per environment) are then run in turns (:mod:`autoplace.race`). Printed are, per workload
+and over all:
 
 - *regret*: what the choice loses against the best of all that ran, picked on one half of the turns
   and scored on the other; *noise*: how much the halves of the same candidate differ;
 - *tied*: whether the choice is the best, or behind it by no more than the noise;
+- *plan alone*: regret of what the plan chose before any race;
 - *error*: measured over predicted time of an iteration, of the choice and of all with a prediction;
 - *against a rule*: the choice's score over the rule's, paired turn by turn, with a 95 % interval.
 
@@ -33,6 +36,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from autoplace.close_calls import decide, rivals, run_race
 from autoplace.cost_model import fit_cost_model
 from autoplace.envs import describe
 from autoplace.planner.explain import describe_placement
@@ -132,20 +136,28 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     workload = workload_of(name)
     calibration = prepare_calibration(workload, note=log).calibration
     model = fit_cost_model(calibration)
-    plan = make_plan(calibration, workload, model=model)
+    planned = make_plan(calibration, workload, model=model)
+    plan = decide(planned, run_race(planned)) if rivals(planned) else planned
     rules = fixed_rules(plan, calibration, model, torch.get_num_threads())
     rules.append(process_per_env(plan))
-    candidates = without_repeats([*best_of_schemes(plan), *rules, *single_changes(plan)])[:_MOST]
+    named = [(plan.scheme, plan.chosen), (f"{planned.scheme}, not raced", planned.chosen)]
+    named += [*best_of_schemes(plan), *rules, *single_changes(plan)]
+    candidates = without_repeats(named)[:_MOST]
     result = race(plan, candidates, seconds=seconds)
+    alone = next(e for e in result.entrants if is_same(e.candidate, planned.chosen))
+    unraced = RaceResult(
+        entrants=(alone, *(entrant for entrant in result.entrants if entrant is not alone))
+    )
     by_placement = {(e.candidate.scheme, e.candidate.placement): e for e in result.entrants}
     return {
         "workload": name,
         "chosen": f"{plan.scheme}: {describe_placement(plan.placement)}",
         "best": f"{result.best.candidate.scheme}: "
         f"{describe_placement(result.best.candidate.placement)}",
-        "is_close": plan.is_close,
+        "is_close": planned.is_close,
         "env_steps_per_s": result.chosen.env_steps_per_s,
         "regret_fraction": result.regret_fraction,
+        "unraced_regret_fraction": unraced.regret_fraction,
         "noise_fraction": result.noise_fraction,
         "tied": is_best_or_tied(result),
         "errors": {e.name: error(e) for e in result.entrants if e.candidate.iteration_s},
@@ -156,6 +168,11 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         },
         "race": result.to_json(),
     }
+
+
+def is_same(one: Candidate, other: Candidate) -> bool:
+    """Whether both run the same."""
+    return (one.scheme, one.placement) == (other.scheme, other.placement)
 
 
 def is_best_or_tied(result: RaceResult) -> bool:
@@ -187,6 +204,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The figures over all workloads."""
     regrets = [row["regret_fraction"] for row in rows]
+    unraced = [row["unraced_regret_fraction"] for row in rows]
     chosen_errors = [abs(row["chosen_error"]) for row in rows]
     all_errors = [abs(value) for row in rows for value in row["errors"].values()]
     lines = [
@@ -194,6 +212,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"regret: mean {100 * statistics.mean(regrets):.1f} %, 95th percentile "
         f"{100 * percentile(regrets, 0.95):.1f} %; noise: median "
         f"{100 * statistics.median(row['noise_fraction'] for row in rows):.1f} %",
+        f"of what the plans chose before any race ({sum(row['is_close'] for row in rows)} were "
+        f"ties): mean {100 * statistics.mean(unraced):.1f} %, 95th percentile "
+        f"{100 * percentile(unraced, 0.95):.1f} %",
         f"best or tied: {sum(row['tied'] for row in rows)} of {len(rows)} "
         f"({100 * statistics.mean(row['tied'] for row in rows):.0f} %)",
         f"error of the choice's iteration: median {100 * statistics.median(chosen_errors):.1f} %, "
@@ -229,6 +250,7 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"{row['workload']:<22}{row['env_steps_per_s']:>9,.0f}/s  "
         f"regret {100 * row['regret_fraction']:>4.1f} %  "
+        f"plan alone {100 * row['unraced_regret_fraction']:>4.1f} %  "
         f"noise {100 * row['noise_fraction']:>4.1f} %  {'tied' if row['tied'] else 'lost'}  "
         f"error {100 * row['chosen_error']:>+6.1f} %\n"
         f"    chosen {row['chosen']}\n    best   {row['best']}\n    against {against}"
