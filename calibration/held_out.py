@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Before numpy, whose OpenBLAS it tells to let its threads sleep.
+from autoplace import calibrate, device, fit_cost_model  # isort: split
+
 import numpy as np
 
-from autoplace import calibrate, device, fit_cost_model
 from autoplace.cost_model import Cost, CostModel
 from autoplace.engines import EAGER
 from autoplace.measure.probes import build_probe, timed_tasks

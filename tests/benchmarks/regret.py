@@ -32,11 +32,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+# Before numpy, whose OpenBLAS it tells to let its threads sleep.
+from autoplace.close_calls import decide, rivals, run_race  # isort: split
+
 import numpy as np
 import torch
 from scipy import stats
 
-from autoplace.close_calls import decide, rivals, run_race
 from autoplace.cost_model import fit_cost_model
 from autoplace.envs import describe
 from autoplace.planner.explain import describe_placement
