@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from autoplace._version import __version__
 from autoplace.importing import load
 
-# Its threads wait for more work in a loop, 2^26 cycles long by default: some 20 ms, in which the
+# Its threads wait for more work in a loop, 2^26 cycles long by default: 20 to 100 ms, in which the
 # processes that step environments would find a core less. 2^17 outlast the pauses within an update.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "17")
 

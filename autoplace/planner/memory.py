@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from autoplace.device_names import CPU
-from autoplace.planner.backends import JOINED, SPREAD
+from autoplace.planner.backends import JOINED, SPREAD, num_started
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.workload import FLOAT_BYTES, PASS_NUMBERS, PASS_ROWS, NetworkSpec, Workload
@@ -75,10 +75,9 @@ def _processes_bytes(placement: Placement) -> int:
     """What all processes keep to themselves before anything is allocated."""
     # Workers of other backends are samplers, which act too.
     steps_only = placement.env_backend in (SPREAD, JOINED)
-    started = placement.num_workers - (placement.env_backend == JOINED)
     worker = _STEPPING_BYTES if steps_only else _ACTING_BYTES
     learner = _ACTING_BYTES + _LEARNING_BYTES if placement.max_policy_lag else _LEARNING_BYTES
-    return learner + started * worker
+    return learner + int(num_started(placement)) * worker
 
 
 def _rollout_bytes(workload: Workload, placement: Placement) -> int:

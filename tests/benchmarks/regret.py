@@ -39,8 +39,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from autoplace.cost_model import fit_cost_model
 from autoplace.envs import describe
+from autoplace.kept_model import cost_model_of
 from autoplace.planner.explain import describe_placement
 from autoplace.planner.plan import Candidate, Plan
 from autoplace.planner.search import make_plan
@@ -137,7 +137,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     """Plan a workload, run the candidates, and say what came of it."""
     workload = workload_of(name)
     calibration = prepare_calibration(workload, note=log).calibration
-    model = fit_cost_model(calibration)
+    model = cost_model_of(calibration)
     planned = make_plan(calibration, workload, model=model)
     plan = decide(planned, run_race(planned)) if rivals(planned) else planned
     rules = fixed_rules(plan, calibration, model, torch.get_num_threads())
@@ -146,11 +146,11 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     named += [*best_of_schemes(plan), *rules, *single_changes(plan)]
     candidates = without_repeats(named)[:_MOST]
     result = race(plan, candidates, seconds=seconds)
-    alone = next(e for e in result.entrants if is_same(e.candidate, planned.chosen))
+    by_placement = {(e.candidate.scheme, e.candidate.placement): e for e in result.entrants}
+    alone = by_placement[planned.scheme, planned.placement]
     unraced = RaceResult(
         entrants=(alone, *(entrant for entrant in result.entrants if entrant is not alone))
     )
-    by_placement = {(e.candidate.scheme, e.candidate.placement): e for e in result.entrants}
     return {
         "workload": name,
         "chosen": f"{plan.scheme}: {describe_placement(plan.placement)}",
@@ -170,11 +170,6 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         },
         "race": result.to_json(),
     }
-
-
-def is_same(one: Candidate, other: Candidate) -> bool:
-    """Whether both run the same."""
-    return (one.scheme, one.placement) == (other.scheme, other.placement)
 
 
 def is_best_or_tied(result: RaceResult) -> bool:
