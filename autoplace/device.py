@@ -1,11 +1,9 @@
 """The one boundary to torch's devices.
 
-Synchronisation, streams, events, pinned memory, random state, device memory and the time itself are
-reached through this module only, over ``torch.get_device_module(device)``, so that every backend of
-torch (CUDA, MPS, XPU, or one registered from outside) takes the same path.
-
-The time comes from an injected :class:`Clock`. The real one is ``time.perf_counter``; tests put a
-virtual one in its place and know the truth to the nanosecond.
+Synchronisation, streams, events, pinned memory, random state and device memory are reached through
+this module only, over ``torch.get_device_module(device)``, so that every backend of torch (CUDA,
+MPS, XPU, or one registered from outside) takes the same path. The time and what runs beside the
+caller are those of :mod:`autoplace.clock`.
 """
 
 from __future__ import annotations
@@ -14,16 +12,28 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
+from autoplace.clock import (
+    Clock,
+    MessageChannel,
+    Spawned,
+    charge,
+    message_channel,
+    now,
+    spawn,
+    spawns_processes,
+    use_clock,
+    wait_any,
+)
 from autoplace.device_names import CPU, canonical_device, is_accelerator
 from autoplace.engines import EAGER, GRAPH, NUMPY
 from autoplace.errors import DeviceError, EngineError, first_line
-from autoplace.processes import ChildProcess, PipeChannel, wait_any_process
+from autoplace.shared_array import SharedArray
 
 __all__ = [
     "CPU",
@@ -32,6 +42,8 @@ __all__ = [
     "CopyStream",
     "DeviceTimer",
     "Graph",
+    "MessageChannel",
+    "Spawned",
     "accelerator_devices",
     "accelerator_type",
     "can_pin",
@@ -48,7 +60,8 @@ __all__ = [
     "page_lock",
     "require_device",
     "seed_device",
-    "shared_empty",
+    "shared_array",
+    "shared_tensor",
     "spawn",
     "spawns_processes",
     "synchronize",
@@ -59,153 +72,6 @@ __all__ = [
 
 
 _WARM_UP_RUNS = 3  # of work that is to be recorded
-
-
-class MessageChannel(Protocol):
-    """A queue between two threads of control."""
-
-    def put(self, item: Any) -> None:  # noqa: ANN401 - whatever is sent
-        """Send ``item``, which is lost where the other side has ended."""
-        ...
-
-    def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - whatever was sent
-        """Wait for the next item; ``queue.Empty`` where none arrives in ``timeout`` seconds."""
-        ...
-
-
-class Spawned(Protocol):
-    """A thread of control that was started beside the calling one."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
-        ...
-
-
-class Clock(Protocol):
-    """Where the time comes from, and with it whatever runs at the same time.
-
-    Attributes:
-        processes: whether what is spawned is a process, which sees shared memory only.
-    """
-
-    processes: bool
-
-    def now(self) -> float:
-        """Seconds since an arbitrary start, as the calling thread sees them."""
-        ...
-
-    def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
-        """Account for host work that torch's dispatcher cannot see.
-
-        A real clock ignores it, since real work takes real time. A virtual clock adds ``seconds``
-        and the cost of ``calls`` operations that do ``flops`` and move ``nbytes``.
-        """
-        ...
-
-    def spawn(
-        self, target: Callable[[], Any], *, name: str, host_only: bool, at_once: bool
-    ) -> Spawned:
-        """Run ``target`` beside the caller; see :func:`spawn`."""
-        ...
-
-    def channel(self) -> MessageChannel:
-        """A queue between the caller and what it spawns."""
-        ...
-
-    def wait_any(
-        self,
-        channels: Sequence[Any],
-        spawned: Sequence[Any],
-        *,
-        timeout_s: float | None,
-    ) -> Sequence[MessageChannel]:
-        """Wait for one of its own channels or of what it spawned; see :func:`wait_any`."""
-        ...
-
-
-class _RealClock:
-    processes = True
-    now = staticmethod(time.perf_counter)
-
-    def charge(self, *, calls: int, flops: float, nbytes: float, seconds: float) -> None:
-        pass
-
-    def spawn(
-        self, target: Callable[[], Any], *, name: str, host_only: bool, at_once: bool
-    ) -> Spawned:
-        return ChildProcess(target, name=name, host_only=host_only)
-
-    def channel(self) -> MessageChannel:
-        return PipeChannel()
-
-    wait_any = staticmethod(wait_any_process)
-
-
-_clock: Clock = _RealClock()
-
-
-def now() -> float:
-    """Seconds on the injected clock."""
-    return _clock.now()
-
-
-def charge(
-    *, calls: int = 0, flops: float = 0.0, nbytes: float = 0.0, seconds: float = 0.0
-) -> None:
-    """Tell the clock of host work that bypasses torch (numpy inference, a compiled graph)."""
-    _clock.charge(calls=calls, flops=flops, nbytes=nbytes, seconds=seconds)
-
-
-def spawn(
-    target: Callable[..., Any],
-    *args: Any,  # noqa: ANN401
-    name: str,
-    host_only: bool = False,
-    at_once: bool = False,
-) -> Spawned:
-    """Run ``target(*args)`` at the same time as the caller.
-
-    On the real clock that is a process: two Python threads would take turns at every operation, and
-    a learner issues thousands. ``target`` and ``args`` are then pickled, tensors among them must
-    come from :func:`shared_empty`. On a virtual clock it is one of its lanes, which starts as late
-    as a process would, unless it is to run ``at_once``. What is ``host_only`` sees no accelerator,
-    and its libraries start with one thread.
-    """
-    call = functools.partial(target, *args)
-    return _clock.spawn(call, name=name, host_only=host_only, at_once=at_once)
-
-
-def spawns_processes() -> bool:
-    """Whether what is spawned is a process, which takes real time only."""
-    return _clock.processes
-
-
-def message_channel() -> MessageChannel:
-    """A queue to or from what is spawned; pass it among the arguments."""
-    return _clock.channel()
-
-
-def wait_any(
-    channels: Sequence[MessageChannel],
-    spawned: Sequence[Spawned] = (),
-    *,
-    timeout_s: float | None = None,
-) -> Sequence[MessageChannel]:
-    """Wait until a channel has an item, something that was spawned has ended, or time is up.
-
-    Returns:
-        The channels to look at: those with an item, or whose other side has ended.
-    """
-    return _clock.wait_any(channels, spawned, timeout_s=timeout_s)
 
 
 def engines_on(device: str) -> tuple[str, ...]:
@@ -219,18 +85,6 @@ def engines_on(device: str) -> tuple[str, ...]:
         if has_graphs(device):
             return GRAPH, EAGER
     return (EAGER,)
-
-
-@contextlib.contextmanager
-def use_clock(clock: Clock | None) -> Iterator[None]:
-    """Take the time from ``clock`` inside the block; ``None`` leaves the clock as it is."""
-    global _clock
-    previous = _clock
-    _clock = clock if clock is not None else previous
-    try:
-        yield
-    finally:
-        _clock = previous
 
 
 # --------------------------------------------------------------------------------------------------
@@ -394,18 +248,22 @@ def host_empty(
     return tensor.pin_memory() if can_pin(pinned_for) else tensor
 
 
-def shared_empty(
-    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, pinned_for: str = CPU
-) -> torch.Tensor:
-    """An uninitialised host tensor that the caller and what it spawns both see.
+def shared_array(
+    shape: Sequence[int], dtype: str = "float32", *, pinned_for: str = CPU
+) -> SharedArray:
+    """Host memory that the caller and what it spawns both see.
 
     Memory of several processes is page-locked by the one that owns the device: :func:`page_lock`.
     """
-    if not _clock.processes:
-        return host_empty(shape, dtype, pinned_for=pinned_for)
-    tensor = torch.empty(tuple(shape), dtype=dtype)
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return tensor
+    if spawns_processes():
+        return SharedArray(shape, dtype)
+    memory = host_empty(shape, getattr(torch, dtype), pinned_for=pinned_for)
+    return SharedArray(shape, dtype, memory=memory.numpy())
+
+
+def shared_tensor(shared: SharedArray) -> torch.Tensor:
+    """Shared memory as a tensor."""
+    return torch.from_numpy(shared.array)
 
 
 def page_lock(tensor: torch.Tensor, device: str) -> bool:

@@ -4,8 +4,8 @@ A child is started afresh, never forked, so it inherits neither a device context
 not run the user's ``__main__`` again, so a script without a ``if __name__ == "__main__"`` works. It
 leaves Ctrl-C and SIGTERM to its parent, ends when that is gone, however it went (the kernel kills
 it on Linux, and a thread in it waits for that everywhere), and is killed by
-:meth:`ChildProcess.stop`. Tensors that it is started with must be in shared memory. On
-Linux that has no name from the start: nothing is left in ``/dev/shm``, whatever ends the run.
+:meth:`ChildProcess.stop`. What it is started with crosses by pickle, shared memory as a
+:class:`autoplace.shared_array.SharedArray`.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ class ChildProcess:
     """A started process; see :func:`clean_start` for ``host_only``."""
 
     def __init__(self, target: Callable[[], Any], *, name: str, host_only: bool = False) -> None:
-        import torch.multiprocessing as torch_processes  # teaches pickle to share tensors
-
-        context = torch_processes.get_context("spawn")
+        context = multiprocessing.get_context("spawn")
         self.name = name
         args = (_PausedCollector(), target, is_bound())
         self._process = context.Process(target=_run, args=args, name=name)

@@ -171,7 +171,7 @@ def test_copies_on_the_side_stream_are_whole_when_joined(on):
 
 
 def test_shared_memory_is_page_locked_where_that_is_possible(on):
-    tensor = devices.shared_empty((1 << 16,), pinned_for=on)
+    tensor = devices.shared_tensor(devices.shared_array((1 << 16,), pinned_for=on))
     locked = devices.page_lock(tensor, on)
     assert locked == on.startswith("cuda")
     assert torch.equal(tensor.fill_(3.0).to(on).cpu(), tensor)

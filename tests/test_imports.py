@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autoplace"
 LAYERS = (
     ("_version", "importing"),
     ("errors", "units", "device_names", "engines", "cgroups", "interpreter", "processes"),
+    ("clock", "shared_array"),
     ("accelerators", "device", "files", "home"),
     ("machine", "workload"),
     ("measurement",),
@@ -150,6 +151,7 @@ def test_nothing_counts_cpus_that_it_may_not_use() -> None:
         "autoplace.report",
         "autoplace.plots",
         "autoplace.close_calls",
+        "autoplace.train.sampler_process",
         "autoplace.prepare",
         "autoplace.presets",
     ],

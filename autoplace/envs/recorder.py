@@ -1,10 +1,8 @@
-"""Writes what the environments answered into a rollout's host tensors."""
+"""Writes what the environments answered into a rollout's arrays on the host."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.vector import Step
@@ -18,15 +16,15 @@ class OutcomeRecorder:
             final observations were taken last; ``None`` where all are.
     """
 
-    def __init__(self, outcomes: Tensor, episodes: EpisodeTracker | None) -> None:
+    def __init__(self, outcomes: np.ndarray, episodes: EpisodeTracker | None) -> None:
         """Write into ``outcomes``, ``[T, 3, N]`` on the host, and tell ``episodes``, if any."""
-        self._rows = [tuple(row) for row in outcomes.numpy()]
+        self._rows = [tuple(row) for row in outcomes]
         self._num_envs = outcomes.shape[2]
         self._episodes = episodes
         self._index: list[int] = []
         self._finals: list[np.ndarray] = []
         self._invalid: list[int] = []
-        self.valid_index: Tensor | None = None
+        self.valid_index: np.ndarray | None = None
         self._num_rows = outcomes.shape[0] * self._num_envs
 
     def record(self, t: int, step: Step, first: int = 0) -> None:
@@ -50,23 +48,23 @@ class OutcomeRecorder:
         if self._episodes is not None:
             self._episodes.add(step, first)
 
-    def take_finals(self, observation_size: int) -> tuple[Tensor, Tensor]:
+    def take_finals(self, observation_size: int) -> tuple[np.ndarray, np.ndarray]:
         """(index ``[F]``, observations ``[F, D]``) of truncated episodes; starts a new rollout.
 
         Sets :attr:`valid_index` too.
         """
         self.valid_index = self._take_valid()
-        index = torch.tensor(self._index, dtype=torch.int64)
+        index = np.array(self._index, np.int64)
         rows = np.stack(self._finals) if self._finals else np.zeros((0, observation_size))
         self._index, self._finals = [], []
         if rows.dtype != np.uint8:  # rows of bytes stay what they are
             rows = rows.astype(np.float32, copy=False)
-        return index, torch.from_numpy(rows)
+        return index, rows
 
-    def _take_valid(self) -> Tensor | None:
+    def _take_valid(self) -> np.ndarray | None:
         if not self._invalid:
             return None
-        valid = torch.ones(self._num_rows, dtype=torch.bool)
-        valid[torch.tensor(self._invalid)] = False
+        valid = np.ones(self._num_rows, np.bool_)
+        valid[self._invalid] = False
         self._invalid = []
-        return valid.nonzero().squeeze(1)
+        return np.flatnonzero(valid)

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from autoplace import device
 from autoplace.envs import (
@@ -144,7 +143,7 @@ def _env_step(task: Task, description: EnvDescription, episodes: EpisodeTracker)
     envs.reset(spawn_seeds(_SEED, task.num_envs))
     rng = np.random.default_rng(_SEED)
     actions = description.actions.random(rng, _ACTION_ROWS, task.num_envs)
-    outcomes = torch.empty(_ACTION_ROWS, 3, task.num_envs)
+    outcomes = np.empty((_ACTION_ROWS, 3, task.num_envs), np.float32)
     recorder = OutcomeRecorder(outcomes, episodes)
     count = 0
 

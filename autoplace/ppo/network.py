@@ -21,9 +21,9 @@ from autoplace.engines import EAGER, NUMPY, engine_on
 from autoplace.ppo.encoder import Encoder, rows_apart, vector_part
 from autoplace.ppo.factory import make_own_network, own_inputs
 from autoplace.ppo.numpy_perceptron import NumpyPerceptron
+from autoplace.ppo.numpy_policy import OBSERVATION_CLAMP
 from autoplace.workload import NetworkSpec
 
-OBSERVATION_CLAMP = 10.0
 _VARIANCE_FLOOR = 1e-8
 _ALIGNMENT = 16  # floats: each view starts on a cache line, as BLAS kernels prefer
 

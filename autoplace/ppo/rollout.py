@@ -6,11 +6,16 @@ dimensions, ``F`` episodes that were truncated in this rollout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import starmap
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device_names import CPU, is_accelerator
+from autoplace.shared_array import SharedArray
 from autoplace.workload import FLOAT_BYTES, NetworkSpec
 
 _INDEX_BYTES = 8
@@ -33,6 +38,7 @@ class Rollout:
         final_observations: ``[F, D]``, the observation in which each of those ended.
         valid_index: ``[V]`` int64, the rows ``t N + env`` that are transitions; ``None`` where all
             are. Some environments spend a step on each reset, and nothing is learned from those.
+        shared: the memory behind observations, actions and outcomes, where other processes see it.
     """
 
     def __init__(
@@ -44,32 +50,30 @@ class Rollout:
         device: str = CPU,
         pinned_for: str = CPU,
         tensors: tuple[Tensor, Tensor, Tensor] | None = None,
-        shared: bool = False,
+        shared: Sequence[SharedArray] = (),
     ) -> None:
         """Allocate on ``device``; on the host, page-locked for copies to ``pinned_for``.
 
-        ``shared`` takes host memory that other processes can see; ``tensors`` (observations,
-        actions, outcomes) are used as they are, instead of new ones.
+        ``shared`` or ``tensors`` (observations, actions, outcomes) are used as they are, instead of
+        new ones; see :func:`shared_memory`.
         """
-        columns = (spec.action_columns,)
-        action_shape = columns if spec.continuous or spec.action_heads else ()
-        observation_dtype: torch.dtype = getattr(torch, spec.observation_dtype)
-        action_dtype = torch.float32 if spec.continuous else torch.int64
+        shapes = _shapes(spec, rollout_steps, num_envs)
 
-        def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
+            kind: torch.dtype = getattr(torch, dtype)
             if is_accelerator(device):
-                return torch.empty(shape, dtype=dtype, device=device)
-            allocate = devices.shared_empty if shared else devices.host_empty
-            return allocate(shape, dtype, pinned_for=pinned_for)
+                return torch.empty(shape, dtype=kind, device=device)
+            return devices.host_empty(shape, kind, pinned_for=pinned_for)
 
         self.spec = spec
         self.rollout_steps = rollout_steps
         self.num_envs = num_envs
-        self.observations, self.actions, self.outcomes = tensors or (
-            empty((rollout_steps + 1, num_envs, spec.observation_size), observation_dtype),
-            empty((rollout_steps, num_envs, *action_shape), action_dtype),
-            empty((rollout_steps, 3, num_envs)),
-        )
+        self.shared = tuple(shared)
+        if tensors is None:
+            made = map(devices.shared_tensor, shared) if shared else starmap(empty, shapes)
+            observations, actions, outcomes = made
+            tensors = observations, actions, outcomes
+        self.observations, self.actions, self.outcomes = tensors
         self.final_index = torch.empty((0,), dtype=torch.int64, device=device)
         self.final_observations = torch.empty((0, spec.observation_size), device=device)
         self.valid_index: Tensor | None = None
@@ -102,6 +106,20 @@ class Rollout:
         """Env steps to learn from: all rows, or those that are transitions."""
         return self.num_rows if self.valid_index is None else int(self.valid_index.shape[0])
 
+    def note_ends(
+        self, index: np.ndarray, observations: np.ndarray, valid: np.ndarray | None
+    ) -> None:
+        """Take what a host knows beside the tensors.
+
+        Args:
+            index: see ``final_index``.
+            observations: see ``final_observations``.
+            valid: see ``valid_index``.
+        """
+        self.final_index = torch.from_numpy(index)
+        self.final_observations = torch.from_numpy(observations)
+        self.valid_index = None if valid is None else torch.from_numpy(valid)
+
     def columns(self, part: slice) -> Rollout:
         """The tensors of some environments, as views of these."""
         tensors = self.observations[:, part], self.actions[:, part], self.outcomes[:, :, part]
@@ -118,6 +136,28 @@ class Rollout:
         self.observations[here].copy_(source.observations[here], non_blocking=True)
         self.actions[here].copy_(source.actions[here], non_blocking=True)
         self.outcomes[here].copy_(source.outcomes[here], non_blocking=True)
+
+
+def _shapes(
+    spec: NetworkSpec, rollout_steps: int, num_envs: int
+) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and type of observations, actions and outcomes."""
+    columns = (spec.action_columns,) if spec.continuous or spec.action_heads else ()
+    return (
+        ((rollout_steps + 1, num_envs, spec.observation_size), spec.observation_dtype),
+        ((rollout_steps, num_envs, *columns), "float32" if spec.continuous else "int64"),
+        ((rollout_steps, 3, num_envs), "float32"),
+    )
+
+
+def shared_memory(
+    spec: NetworkSpec, *, rollout_steps: int, num_envs: int, pinned_for: str = CPU
+) -> tuple[SharedArray, ...]:
+    """Memory for a rollout that other processes can see; see :class:`Rollout`."""
+    return tuple(
+        devices.shared_array(shape, dtype, pinned_for=pinned_for)
+        for shape, dtype in _shapes(spec, rollout_steps, num_envs)
+    )
 
 
 def rollout_bytes(spec: NetworkSpec, *, rollout_steps: int, num_envs: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from autoplace.engines import COMPILE, EAGER, FP32, GRAPH, NUMPY
+from autoplace.engines import COMPILE, EAGER, FP32, GRAPH, NUMPY, Verdict
 from autoplace.ppo.compiled import CompiledPolicyStep, CompiledUpdater
 from autoplace.ppo.engine_updater import EngineUpdater
 from autoplace.ppo.graphed import GraphPolicyStep, GraphUpdater
@@ -16,7 +16,7 @@ from autoplace.ppo.numpy_policy_step import NumpyPolicyStep
 from autoplace.ppo.numpy_update import NumpyUpdater
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.trial import Hear, Trial
+from autoplace.ppo.trial import STEPS, Hear, Trial
 from autoplace.ppo.update import Updater
 from autoplace.workload import Hyperparameters
 
@@ -108,6 +108,30 @@ class TriedPolicyStep:
     def _settle(self) -> None:
         if self._trial.is_dropped:
             self._step = self._eager
+
+
+def passes_trial(network: ActorCritic, *, num_rows: int, hear: Hear) -> bool:
+    """Whether the engine of a network has passed its trial, on observations that are made up.
+
+    For steps of other processes, which have no eager ones to compare with.
+
+    Args:
+        network: on the host.
+        num_rows: observations of a step.
+        hear: as in :func:`make_policy_step`.
+    """
+    spec, verdicts = network.spec, list[Verdict]()
+    generator = torch.Generator().manual_seed(0)
+    rollout = Rollout(spec, rollout_steps=STEPS, num_envs=num_rows)
+    step = make_policy_step(network, verdicts.append)
+    for t in range(STEPS):
+        observations = torch.randn(num_rows, spec.observation_size, generator=generator)
+        noise = torch.randn(num_rows, spec.action_size, generator=generator)
+        if not verdicts:
+            step(observations, noise, rollout, t)
+    for verdict in verdicts:
+        hear(verdict)
+    return all(verdict.dropped_because is None for verdict in verdicts)
 
 
 def _difference(expected: Tensor, found: Tensor) -> float:

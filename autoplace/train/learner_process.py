@@ -26,6 +26,7 @@ from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import UpdateStats
 from autoplace.processes import pack_error
+from autoplace.shared_array import SharedArray
 from autoplace.train.learner import Learner
 from autoplace.train.stage_timer import Key, StageTimer
 from autoplace.workload import Hyperparameters, NetworkSpec
@@ -47,8 +48,8 @@ class Job:
         normalize_observations: whether the network standardises observations.
         max_policy_lag: how many updates old the weights may be that sampled a rollout.
         state: the shared state.
-        rollouts: (observations, actions, outcomes) of each buffer, shared.
-        permutations: ``[epochs, T N]`` of each buffer, shared.
+        rollouts: (observations, actions, outcomes) of each buffer.
+        permutations: ``[epochs, T N]`` of each buffer.
     """
 
     spec: NetworkSpec
@@ -61,9 +62,9 @@ class Job:
     engine: str
     normalize_observations: bool
     max_policy_lag: int
-    state: Tensor
-    rollouts: tuple[tuple[Tensor, Tensor, Tensor], ...]
-    permutations: tuple[Tensor, ...]
+    state: SharedArray
+    rollouts: tuple[tuple[SharedArray, ...], ...]
+    permutations: tuple[SharedArray, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Order:
             version is the number of updates that made it.
         learning_rate: Adam's step size.
         iteration: counted from 1; the update turns version ``iteration - 1`` into the next.
-        finals: index and observations of truncated episodes, ``None`` where there are none.
+        finals: index and observations of truncated episodes.
         valid_index: rows that are transitions, ``None`` where all are.
         num_steps: gradient steps so far, where the state is new to the learner.
         previous: the network's buffer one version before, where that is new to it too.
@@ -87,7 +88,7 @@ class Order:
     versions: tuple[int, ...]
     learning_rate: float
     iteration: int
-    finals: tuple[np.ndarray, np.ndarray] | None
+    finals: tuple[np.ndarray, np.ndarray]
     valid_index: np.ndarray | None
     num_steps: int | None
     previous: np.ndarray | None
@@ -162,13 +163,20 @@ class _Server:
     def __init__(self, job: Job) -> None:
         hyper, self._device = job.hyperparameters, job.device
         self._is_remote = is_accelerator(job.device)
-        self._shared = job.state
         self._timer = StageTimer()
         self._verdicts: list[Verdict] = []
-        for tensor in (job.state, *job.permutations, *(t for r in job.rollouts for t in r)):
+        steps, num_envs = hyper.rollout_steps, hyper.num_envs
+        self._shared = devices.shared_tensor(job.state)
+        self._permutations = [devices.shared_tensor(shared) for shared in job.permutations]
+        self._host = tuple(
+            Rollout(job.spec, rollout_steps=steps, num_envs=num_envs, shared=shared)
+            for shared in job.rollouts
+        )
+        tensors = [t for r in self._host for t in (r.observations, r.actions, r.outcomes)]
+        for tensor in (self._shared, *self._permutations, *tensors):
             devices.page_lock(tensor, job.device)
         self._state = (
-            torch.empty_like(job.state, device=job.device) if self._is_remote else job.state
+            torch.empty_like(self._shared, device=job.device) if self._is_remote else self._shared
         )
         plain = ActorCritic(
             job.spec, normalize_observations=job.normalize_observations, engine=job.engine
@@ -191,17 +199,11 @@ class _Server:
         self._versions = [
             plain.over(torch.empty_like(views.network.flat)) for _ in range(job.max_policy_lag + 1)
         ]
-        steps, num_envs = hyper.rollout_steps, hyper.num_envs
-        self._host = tuple(
-            Rollout(job.spec, rollout_steps=steps, num_envs=num_envs, tensors=tensors)
-            for tensors in job.rollouts
-        )
         self._on_device = (
             Rollout(job.spec, rollout_steps=steps, num_envs=num_envs, device=job.device)
             if self._is_remote
             else None
         )
-        self._permutations = job.permutations
 
     def learn(self, order: Order) -> Answer:
         """Carry one order out."""
@@ -239,15 +241,8 @@ class _Server:
 
     def _bring(self, order: Order) -> tuple[Rollout, Tensor]:
         host, permutations = self._host[order.buffer], self._permutations[order.buffer]
-        index, finals = order.finals if order.finals is not None else (None, None)
-        valid = None if order.valid_index is None else torch.from_numpy(order.valid_index)
-        width = host.spec.observation_size
-        host.final_index = torch.empty(0, dtype=torch.int64)
-        host.final_observations = torch.empty(0, width)
-        if index is not None and finals is not None:
-            host.final_index = torch.from_numpy(index)
-            host.final_observations = torch.from_numpy(finals)
-        host.valid_index = valid
+        host.note_ends(*order.finals, order.valid_index)
+        valid = host.valid_index
         there = self._on_device
         if there is None:
             return host, permutations
@@ -256,7 +251,7 @@ class _Server:
         there.observation_rows[-1].copy_(host.observation_rows[-1], non_blocking=True)
         moved = permutations.to(self._device, non_blocking=True)
         there.valid_index = None if valid is None else valid.to(self._device)
-        if index is not None or there.final_index.shape[0]:
+        if host.final_index.shape[0] or there.final_index.shape[0]:
             there.final_index = host.final_index.to(self._device)
             there.final_observations = host.final_observations.to(self._device)
         devices.synchronize(self._device)

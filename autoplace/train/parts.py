@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from autoplace.engines import Verdict
-from autoplace.ppo.rollout import Rollout
 from autoplace.train.stage_timer import Key
+
+if TYPE_CHECKING:
+    from autoplace.ppo.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,7 @@ def merge(parts: Sequence[Part], rollout: Rollout) -> None:
     )
     finals = np.concatenate([part.final_observations for part in parts])
     order = np.argsort(index)
-    rollout.final_index = torch.from_numpy(index[order])
-    rollout.final_observations = torch.from_numpy(finals[order])
-    rollout.valid_index = None
+    all_valid: np.ndarray | None = None
     if any(part.valid_index is not None for part in parts):
         valid = np.ones((steps, len(parts), width), np.bool_)
         for w, part in enumerate(parts):
@@ -62,4 +62,5 @@ def merge(parts: Sequence[Part], rollout: Rollout) -> None:
                 own = np.zeros(steps * width, np.bool_)
                 own[part.valid_index] = True
                 valid[:, w] = own.reshape(steps, width)
-        rollout.valid_index = torch.from_numpy(np.flatnonzero(valid))
+        all_valid = np.flatnonzero(valid)
+    rollout.note_ends(index[order], finals[order], all_valid)

@@ -80,7 +80,8 @@ class RemoteLearner:
         self._handoff_lane = handoff_lane
         self._deadline_s = setup.worker_deadline_s or HUNG_AFTER_S
         self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
-        self._shared = devices.shared_empty((size,), pinned_for=device)
+        state = devices.shared_array((size,), pinned_for=device)
+        self._shared = devices.shared_tensor(state)
         self._held = torch.zeros(size)
         self.device = CPU
         views = StateViews(network, hyper, self._held)
@@ -90,10 +91,11 @@ class RemoteLearner:
         self.previous = setup.previous if max_policy_lag else None
         self.reward_normalizer = views.reward_normalizer
         self.updater = HeldOptimizer(*views.moments)
-        self._permutations = tuple(
-            devices.shared_empty((hyper.epochs, hyper.rollout_rows), torch.int64, pinned_for=device)
-            for _ in rollouts
+        shape = hyper.epochs, hyper.rollout_rows
+        permutations = tuple(
+            devices.shared_array(shape, "int64", pinned_for=device) for _ in rollouts
         )
+        self._permutations = [devices.shared_tensor(shared) for shared in permutations]
         self._rollouts = rollouts
         self._orders, self.answers = devices.message_channel(), devices.message_channel()
         self._in_flight: _InFlight | None = None
@@ -110,9 +112,9 @@ class RemoteLearner:
             engine=network.engine,
             normalize_observations=network.normalize_observations,
             max_policy_lag=max_policy_lag,
-            state=self._shared,
-            rollouts=tuple((r.observations, r.actions, r.outcomes) for r in rollouts),
-            permutations=self._permutations,
+            state=state,
+            rollouts=tuple(rollout.shared for rollout in rollouts),
+            permutations=permutations,
         )
         self.process = devices.spawn(
             serve, self._orders, self.answers, job, name="autoplace learner"
@@ -136,9 +138,6 @@ class RemoteLearner:
             self._permutations[buffer].copy_(permutations)
             if self._is_new:
                 self._shared.copy_(self._held)
-        finals = None
-        if rollout.final_index.shape[0]:
-            finals = rollout.final_index.numpy(), rollout.final_observations.numpy()
         valid = rollout.valid_index
         ages = [self.version - version for version in versions]
         self._in_flight = _InFlight(
@@ -152,7 +151,7 @@ class RemoteLearner:
                 versions=versions,
                 learning_rate=learning_rate,
                 iteration=iteration,
-                finals=finals,
+                finals=(rollout.final_index.numpy(), rollout.final_observations.numpy()),
                 valid_index=None if valid is None else valid.numpy(),
                 num_steps=self.updater.num_steps if self._is_new else None,
                 previous=self.previous.numpy()

@@ -10,17 +10,19 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from autoplace import device as devices
 from autoplace.device import MessageChannel, now
+from autoplace.engines import NUMPY
 from autoplace.envs import BACKENDS
 from autoplace.envs.make import registered_spec
 from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.workers import DEADLINE_S, START_DEADLINE_S, pickled
 from autoplace.errors import EnvError, UsageError
+from autoplace.ppo.numpy_policy_step import policy_layout
 from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.steps import passes_trial
 from autoplace.processes import ChildProcess, describe_exit, exit_hint, raise_packed
 from autoplace.train.parts import Part
 from autoplace.train.sampler_process import SamplerFailure, SamplerJob, run_sampler
@@ -47,7 +49,8 @@ class _Worker:
 
     def _start(self, job: SamplerJob) -> None:
         self.job = job
-        job.beats.zero_()
+        self._beats = job.beats.array[job.number]
+        self._beats[:] = 0
         self.seen_beats = 0
         self.seen_s = now()  # when these were new
         self.versions, self.parts = devices.message_channel(), devices.message_channel()
@@ -63,7 +66,7 @@ class _Worker:
     @property
     def beats(self) -> int:
         """Vector steps so far."""
-        return int(self.job.beats[0])
+        return int(self._beats[0])
 
     @property
     def is_untried(self) -> bool:
@@ -135,9 +138,21 @@ class SamplerPool:
         self._start_deadline_s = max(self._deadline_s, START_DEADLINE_S)
         self._memory: MemoryWatch | None = None  # once all have started
         self._looked_s = now()
-        self._weights = devices.shared_empty((len(rollouts), network.flat.numel()))
-        beats = devices.shared_empty((count + 1, _LINE), torch.int64).zero_()
-        self._stopping = beats[count, :1]
+        weights = devices.shared_array((len(rollouts), network.flat.numel()))
+        self._weights = devices.shared_tensor(weights)
+        shape = setup.hyperparameters.rollout_steps, num_envs, network.spec.action_size
+        noise = tuple(devices.shared_array(shape) for _ in rollouts)
+        self._noise = [devices.shared_tensor(shared) for shared in noise]
+        self._draws = setup.draws
+        first = setup.iterations.start
+        for iteration in range(first, first + len(rollouts)):
+            self._draw(iteration)
+        beats = devices.shared_array((count + 1, _LINE), "int64")
+        self._stopping = beats.array[count]
+        self._stopping[:] = 0
+        may_act_in_numpy = network.engine_here == NUMPY and passes_trial(
+            network, num_rows=width, hear=setup.engines.hear
+        )
         self.workers: list[_Worker] = []
         setup.resources.callback(self._close)
         for w in range(count):
@@ -148,7 +163,6 @@ class SamplerPool:
                 env_seeds=setup.env_seeds[share],
                 start=share.start,
                 stop=share.stop,
-                draws=setup.draws,
                 iterations=setup.iterations,
                 begins_at=setup.iterations.start,
                 is_restarted=False,
@@ -157,10 +171,12 @@ class SamplerPool:
                 spec=network.spec,
                 engine=network.engine,
                 normalize_observations=network.normalize_observations,
-                weights=self._weights,
-                rollouts=tuple((r.observations, r.actions, r.outcomes) for r in rollouts),
-                beats=beats[w, :1],
-                stopping=self._stopping,
+                policy=policy_layout(network) if may_act_in_numpy else None,
+                weights=weights,
+                noise=noise,
+                rollouts=tuple(rollout.shared for rollout in rollouts),
+                beats=beats,
+                number=w,
             )
             self.workers.append(_Worker(job, w))
 
@@ -210,7 +226,14 @@ class SamplerPool:
             processes = [w.process for w in self.workers if isinstance(w.process, ChildProcess)]
             self._memory = MemoryWatch([process.pid for process in processes])
         assert all(part.iteration == iteration for part in parts), (iteration, parts)
+        self._draw(iteration + len(self._noise))  # nobody reads the noise of this one any more
         return parts
+
+    def _draw(self, iteration: int) -> None:
+        """Draw the noise of a rollout that is still to be sampled."""
+        if iteration in self._iterations:
+            buffer = self._noise[iteration % len(self._noise)]
+            buffer.copy_(self._draws.noise(iteration))
 
     @property
     def is_at_rest(self) -> bool:
@@ -285,7 +308,7 @@ class SamplerPool:
 
     def _close(self) -> None:
         """Let every sampler close its environments, and kill those that have not."""
-        self._stopping.fill_(1)
+        self._stopping[:] = 1
         for worker in self.workers:
             worker.versions.put(None)
         end_s = now() + _GRACE_S

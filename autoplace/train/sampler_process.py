@@ -9,6 +9,8 @@ The weights lie in shared memory too, version ``v`` in row ``v mod (max_policy_l
 used where they are. That is sound: version ``v`` makes room only for version
 ``v + max_policy_lag + 1``, which is learned from a rollout that no sampler has completed before it
 is through with the last part in which ``v`` may act.
+
+A policy of numpy acts without torch, whose import would take five times the memory of all the rest.
 """
 
 from __future__ import annotations
@@ -16,25 +18,22 @@ from __future__ import annotations
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import cloudpickle
 import gymnasium as gym
 import numpy as np
-from torch import Tensor
 
-from autoplace import device as devices
-from autoplace.device import MessageChannel, now
+from autoplace.clock import MessageChannel, now
 from autoplace.engines import Verdict
 from autoplace.envs import Step, VectorEnv, make_vector_env
-from autoplace.ppo.network import ActorCritic
-from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.steps import make_policy_step
+from autoplace.ppo.numpy_policy import NumpyPolicy, PolicyLayout
 from autoplace.processes import pack_error
-from autoplace.train.draws import Draws
+from autoplace.shared_array import SharedArray
 from autoplace.train.interrupt import StopRequest, StopRequested
 from autoplace.train.parts import Part
-from autoplace.train.sampler import HostSampler
 from autoplace.train.stage_timer import StageTimer
+from autoplace.train.vector_steps import VectorSteps
 from autoplace.workload import NetworkSpec
 
 
@@ -48,7 +47,6 @@ class SamplerJob:
         env_seeds: one for each of its environments.
         start: its first environment.
         stop: one past its last.
-        draws: the run's randomness.
         iterations: of the run.
         begins_at: the first of them that it samples.
         is_restarted: whether it takes the place of a sampler that was lost.
@@ -57,10 +55,14 @@ class SamplerJob:
         spec: of the network.
         engine: of the placement.
         normalize_observations: whether the network standardises observations.
-        weights: ``[max_policy_lag + 1, P]``, shared.
-        rollouts: (observations, actions, outcomes) of each buffer, shared.
-        beats: ``[1]`` int64, shared: vector steps so far.
-        stopping: ``[1]`` int64, shared: not 0 once the sampler is to end.
+        policy: where the policy is in the weights, if numpy may act by it without being compared
+            with torch.
+        weights: ``[max_policy_lag + 1, P]``.
+        noise: ``[T, N, A]`` of each buffer.
+        rollouts: (observations, actions, outcomes) of each buffer.
+        beats: ``[W + 1, line]`` int64: vector steps so far of each sampler, in a cache line of its
+            own; the last row is not 0 once the samplers are to end.
+        number: of this sampler.
     """
 
     env: bytes
@@ -68,7 +70,6 @@ class SamplerJob:
     env_seeds: Sequence[int]
     start: int
     stop: int
-    draws: Draws
     iterations: range
     begins_at: int
     is_restarted: bool
@@ -77,10 +78,17 @@ class SamplerJob:
     spec: NetworkSpec
     engine: str
     normalize_observations: bool
-    weights: Tensor
-    rollouts: tuple[tuple[Tensor, Tensor, Tensor], ...]
-    beats: Tensor
-    stopping: Tensor
+    policy: PolicyLayout | None
+    weights: SharedArray
+    noise: tuple[SharedArray, ...]
+    rollouts: tuple[tuple[SharedArray, ...], ...]
+    beats: SharedArray
+    number: int
+
+    @property
+    def share(self) -> slice:
+        """Its environments."""
+        return slice(self.start, self.stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +107,7 @@ def run_sampler(versions: MessageChannel, parts: MessageChannel, job: SamplerJob
         job: what is sampled.
     """
     try:
-        with devices.torch_threads(1):
-            _Sampler(versions, parts, job).run()
+        _Sampler(versions, parts, job).run()
     except StopRequested:
         pass
     except Exception as error:
@@ -135,12 +142,88 @@ class _Heartbeat(StopRequest):
 
     def __init__(self, job: SamplerJob) -> None:
         super().__init__()
-        self._beats, self._stopping = job.beats.numpy(), job.stopping.numpy()
+        beats = job.beats.array
+        self._beats, self._stopping = beats[job.number], beats[-1]
 
     def check(self) -> None:
         self._beats[0] += 1
         if self._stopping[0]:
             raise StopRequested
+
+
+class _Acting(Protocol):
+    """Fills the sampler's columns of one rollout after the other."""
+
+    @property
+    def finals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Index and observations of the truncated episodes of the last rollout."""
+        ...
+
+    @property
+    def valid_index(self) -> np.ndarray | None:
+        """The rows of the last rollout that are transitions; ``None`` where all are."""
+        ...
+
+    def sample(self, iteration: int, version: int) -> None:
+        """Fill the buffer of ``iteration`` by ``version`` of the weights."""
+        ...
+
+    def take_verdicts(self) -> tuple[Verdict, ...]:
+        """What came of engines since the last time."""
+        ...
+
+
+class _NumpyActing:
+    """By numpy on the shared arrays."""
+
+    def __init__(
+        self,
+        job: SamplerJob,
+        layout: PolicyLayout,
+        envs: VectorEnv,
+        timer: StageTimer,
+        stop: StopRequest,
+    ) -> None:
+        share = job.share
+        self._envs, self._timer = envs, timer
+        self._policies = [NumpyPolicy(row, layout) for row in job.weights.array]
+        self._noise = [shared.array[:, share] for shared in job.noise]
+        rollouts = [[shared.array for shared in rollout] for rollout in job.rollouts]
+        self._observations = [list(rollout[0][:, share]) for rollout in rollouts]
+        self._actions = [list(rollout[1][:, share]) for rollout in rollouts]
+        self._steps = [
+            VectorSteps(envs, rollout[2][:, :, share], episodes=None, stop=stop)
+            for rollout in rollouts
+        ]
+
+    def sample(self, iteration: int, version: int) -> None:
+        buffer = iteration % len(self._steps)
+        policy = self._policies[version % len(self._policies)]
+        seen, recorded = self._envs.observations, self._observations[buffer]
+        noise: list[np.ndarray] = list(self._noise[buffer])
+        actions: list[np.ndarray] = self._actions[buffer]
+        self._done = self._steps[buffer]
+
+        def act(t: int, group: int) -> np.ndarray:
+            recorded[t][:] = seen
+            policy.act(recorded[t], noise[t], actions[t])
+            return actions[t]
+
+        spent = self._done.run(act)
+        recorded[-1][:] = seen
+        self._timer.add("policy_step", "sampler", spent.act_s)
+        self._timer.add("env_step", "sampler", spent.env_s)
+
+    @property
+    def finals(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._done.finals
+
+    @property
+    def valid_index(self) -> np.ndarray | None:
+        return self._done.valid_index
+
+    def take_verdicts(self) -> tuple[Verdict, ...]:
+        return ()  # the engine was tried before this process began
 
 
 class _Sampler:
@@ -158,25 +241,13 @@ class _Sampler:
         )
         if job.is_restarted:
             self._envs = AfterLoss(self._envs)
-        plain = ActorCritic(
-            job.spec, normalize_observations=job.normalize_observations, engine=job.engine
-        )
-        self._verdicts: list[Verdict] = []
-        self._policy_steps = [
-            make_policy_step(plain.over(row), self._verdicts.append)
-            for row in job.weights.unbind(0)
-        ]
-        self._timer = StageTimer()
-        stop = _Heartbeat(job)
-        self._rollouts = []
-        for tensors in job.rollouts:
-            steps, num_envs = tensors[1].shape[:2]
-            whole = Rollout(job.spec, rollout_steps=steps, num_envs=num_envs, tensors=tensors)
-            self._rollouts.append(whole.columns(slice(job.start, job.stop)))
-        self._samplers = [
-            HostSampler(self._envs, rollout, threads=1, episodes=None, timer=self._timer, stop=stop)
-            for rollout in self._rollouts
-        ]
+        self._timer, stop = StageTimer(), _Heartbeat(job)
+        if job.policy is not None:
+            self._acting: _Acting = _NumpyActing(job, job.policy, self._envs, self._timer, stop)
+        else:
+            from autoplace.train.torch_acting import TorchActing  # imports torch
+
+            self._acting = TorchActing(job, self._envs, self._timer, stop)
 
     def run(self) -> None:
         """Sample part after part, and wait for the end."""
@@ -192,22 +263,18 @@ class _Sampler:
             self._envs.close()
 
     def _sample(self, iteration: int) -> None:
-        job, buffer = self._job, iteration % len(self._rollouts)
-        rollout = self._rollouts[buffer]
-        noise = job.draws.noise(iteration)[:, job.start : job.stop]
-        policy_step = self._policy_steps[self._version % len(self._policy_steps)]
-        self._samplers[buffer].sample(policy_step, noise)
-        verdicts, self._verdicts[:] = tuple(self._verdicts), []
-        valid, start_s = rollout.valid_index, now()
+        self._acting.sample(iteration, self._version)
+        start_s = now()
+        final_index, final_observations = self._acting.finals
         self._parts.put(
             Part(
                 iteration=iteration,
                 version=self._version,
-                final_index=rollout.final_index.numpy(),
-                final_observations=rollout.final_observations.numpy(),
-                valid_index=None if valid is None else valid.numpy(),
+                final_index=final_index,
+                final_observations=final_observations,
+                valid_index=self._acting.valid_index,
                 stage_s=self._timer.take(),
-                verdicts=verdicts,
+                verdicts=self._acting.take_verdicts(),
             )
         )
         self._timer.add("handoff", "sampler", now() - start_s)  # keeps the next part waiting

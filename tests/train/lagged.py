@@ -44,7 +44,7 @@ def simulate(plan, *, num_iterations, versions=None, seed=0):
 
     def sample(k, acted):
         rollout = Rollout(spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs)
-        recorder = OutcomeRecorder(rollout.outcomes, episodes)
+        recorder = OutcomeRecorder(rollout.outcomes.numpy(), episodes)
         parts = [
             (PolicyStep(network), share, rollout.columns(share))
             for network, share in zip(acted, shares(len(acted)), strict=True)
@@ -54,8 +54,7 @@ def simulate(plan, *, num_iterations, versions=None, seed=0):
                 act(torch.from_numpy(envs.observations[share]), noise[share], part, t)
             recorder.record(t, envs.step(rollout.actions[t].numpy()))
         rollout.observations[-1] = torch.from_numpy(envs.observations)
-        found = recorder.take_finals(spec.observation_size)
-        rollout.final_index, rollout.final_observations = found
+        rollout.note_ends(*recorder.take_finals(spec.observation_size), None)
         return rollout
 
     def learn(k, rollout, acted):

@@ -82,6 +82,18 @@ def test_two_samplers_and_a_learner_compute_the_lagged_algorithm(env):
         assert torch.equal(again.flat, listener.flat)
 
 
+@pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=SLOW), "Pendulum-v1"])
+def test_a_sampler_without_torch_computes_what_the_sampler_of_double_buffer_does(env):
+    found = []
+    for scheme, options in (("double-buffer", {}), ("async", {"workers": 1, "lag": 1})):
+        listener = Listener()
+        plan = make_plan(env, scheme=scheme, engine="numpy", normalize_observations=True, **options)
+        result = train(plan, total_steps=160, callbacks=[listener])
+        assert [v.dropped_because for v in result.engines] == [None, None]
+        found.append(listener.flat)
+    assert torch.equal(*found)
+
+
 class Facts(Counter):
     """Writes down what a sampler process is like, and breaks in the environment of one seed."""
 

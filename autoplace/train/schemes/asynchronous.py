@@ -34,7 +34,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from autoplace import device as devices
-from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.train.parts import Part, merge
 from autoplace.train.remote_learner import LOOK_S, RemoteLearner
 from autoplace.train.sampler_pool import SamplerPool
@@ -47,15 +47,20 @@ class AsyncScheme:
     overlaps = True
 
     def __init__(self, setup: Setup) -> None:
-        hyper, placement = setup.hyperparameters, setup.placement
+        hyper, placement, spec = setup.hyperparameters, setup.placement, setup.network.spec
+        steps, num_envs = hyper.rollout_steps, hyper.num_envs
         self._setup, self._timer = setup, setup.timer
         self._rollouts = [
             Rollout(
-                setup.network.spec,
-                rollout_steps=hyper.rollout_steps,
-                num_envs=hyper.num_envs,
-                pinned_for=placement.learn_device,
-                shared=True,
+                spec,
+                rollout_steps=steps,
+                num_envs=num_envs,
+                shared=shared_memory(
+                    spec,
+                    rollout_steps=steps,
+                    num_envs=num_envs,
+                    pinned_for=placement.learn_device,
+                ),
             )
             for _ in range(placement.max_policy_lag + 1)
         ]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from autoplace.ppo.rollout import Rollout
+from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.ppo.steps import Act, make_policy_step
 from autoplace.train.remote_learner import RemoteLearner
 from autoplace.train.sampler import HostSampler
@@ -34,15 +34,20 @@ class DoubleBufferScheme:
     overlaps = True
 
     def __init__(self, setup: Setup) -> None:
-        hyper, placement = setup.hyperparameters, setup.placement
+        hyper, placement, spec = setup.hyperparameters, setup.placement, setup.network.spec
+        steps, num_envs = hyper.rollout_steps, hyper.num_envs
         self._timer, self._draws, self._seeds = setup.timer, setup.draws, setup.env_seeds
         rollouts = [
             Rollout(
-                setup.network.spec,
-                rollout_steps=hyper.rollout_steps,
-                num_envs=hyper.num_envs,
-                pinned_for=placement.learn_device,
-                shared=True,
+                spec,
+                rollout_steps=steps,
+                num_envs=num_envs,
+                shared=shared_memory(
+                    spec,
+                    rollout_steps=steps,
+                    num_envs=num_envs,
+                    pinned_for=placement.learn_device,
+                ),
             )
             for _ in range(2)
         ]

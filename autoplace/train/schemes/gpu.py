@@ -14,8 +14,8 @@ from autoplace import device as devices
 from autoplace.device import now
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_policy_step
-from autoplace.train.sampler import VectorSteps
 from autoplace.train.schemes.base import Completed, InTurn, Setup
+from autoplace.train.vector_steps import VectorSteps
 
 
 class _Crossing:
@@ -42,7 +42,7 @@ class GpuScheme(InTurn):
         self._rollout = Rollout(spec, rollout_steps=steps, num_envs=num_envs, device=self._device)
         self._outcomes = devices.host_empty((steps, 3, num_envs), pinned_for=self._device)
         self._steps = VectorSteps(
-            self._envs, self._outcomes, episodes=setup.episodes, stop=setup.stop
+            self._envs, self._outcomes.numpy(), episodes=setup.episodes, stop=setup.stop
         )
         self._crossings = [
             _Crossing(self._rollout, part, self._device) for part in self._steps.groups
@@ -94,10 +94,10 @@ class GpuScheme(InTurn):
             last = crossing.send(self._envs.observations[crossing.part])
             crossing.rollout.observation_rows[-1].copy_(last)
         rollout.outcomes.copy_(self._outcomes, non_blocking=True)
-        index, observations = self._steps.finals
-        rollout.final_index = index.to(self._device)
-        rollout.final_observations = observations.to(self._device)
-        valid = self._steps.valid_index
+        rollout.note_ends(*self._steps.finals, self._steps.valid_index)
+        rollout.final_index = rollout.final_index.to(self._device)
+        rollout.final_observations = rollout.final_observations.to(self._device)
+        valid = rollout.valid_index
         rollout.valid_index = None if valid is None else valid.to(self._device)
         devices.synchronize(self._device)
 
