@@ -294,15 +294,14 @@ def settled(plan: Plan, may_race: Callable[[], bool]) -> Plan:
     from autoplace import close_calls
     from autoplace.machine import detect_machine
 
-    if not close_calls.rivals(plan):
+    if not plan.rivals:
         return plan
     machine = detect_machine(accelerators=False)
     verdict = close_calls.kept_verdict(plan, machine)
     if verdict is None:
         if not may_race():
             return plan
-        names = " and ".join(candidate.scheme for candidate in close_calls.rivals(plan))
-        note(f"the prediction is a tie: racing {names}")
+        note(f"the prediction is a tie: racing {' and '.join(close_calls.names(plan.rivals))}")
         with race_progress() as progress:
             verdict = close_calls.run_race(plan, progress)
         try:

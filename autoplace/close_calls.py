@@ -12,7 +12,7 @@ import datetime
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from autoplace.errors import RunError
 from autoplace.machine import Machine
 from autoplace.planner.explain import describe_placement
 from autoplace.planner.plan import Candidate, Placement, Plan
+from autoplace.planner.ranking import SAME_SPEED_FRACTION
 from autoplace.planner.reasons import changes_learning
 from autoplace.planner.schemes import SCHEMES
 from autoplace.units import format_percent, format_rate
@@ -29,7 +30,6 @@ from autoplace.units import format_percent, format_rate
 log = logging.getLogger(__name__)
 
 SECONDS = 2.0  # of measuring each
-_MOST = 3  # that are raced
 # Share of a run that its race may cost, and how many times its measuring a race takes: starting
 # processes and warming up count as much again.
 _RUN_SHARE = 0.02
@@ -85,32 +85,13 @@ class Verdict:
         )
 
 
-def rivals(plan: Plan) -> list[Candidate]:
-    """The choice and those that the model cannot tell from it, at most three; none if it is clear.
-
-    After the runner-up that is the best of another scheme whose interval reaches the choice.
-    """
-    if not plan.is_close or plan.runner_up is None:
-        return []
-    first = [plan.chosen, plan.runner_up]
-    taken = {candidate.scheme for candidate in first}
-    others = [
-        other
-        for name, other in plan.best_of_schemes.items()
-        if name not in taken
-        and other.score_at(other.env_steps_per_s * other.iteration_s / other.low_s)
-        >= plan.chosen.score
-    ]
-    return [*first, *sorted(others, key=lambda c: -c.score)][:_MOST]
-
-
 def pays(plan: Plan, total_steps: int) -> bool:
     """Whether a race is a small share of a run of ``total_steps`` env steps."""
     from autoplace.race import MIN_TURNS  # imports torch
 
     cost_s = sum(
         _OVERHEAD * max(SECONDS, MIN_TURNS * (2 + c.placement.max_policy_lag) * c.iteration_s)
-        for c in rivals(plan)
+        for c in plan.rivals
     )
     return cost_s <= _RUN_SHARE * total_steps / plan.chosen.env_steps_per_s
 
@@ -119,7 +100,7 @@ def run_race(plan: Plan, progress: Callable[[float], None] = lambda share: None)
     """Race the rivals of a plan, of which there are some."""
     from autoplace.race import race  # imports torch
 
-    entrants = [(candidate.scheme, candidate) for candidate in rivals(plan)]
+    entrants = [(candidate.scheme, candidate) for candidate in plan.rivals]
     result = race(plan, entrants, seconds=SECONDS, progress=progress)
     return Verdict(
         rates=tuple(
@@ -130,26 +111,51 @@ def run_race(plan: Plan, progress: Callable[[float], None] = lambda share: None)
     )
 
 
+def names(candidates: Sequence[Candidate]) -> list[str]:
+    """Their schemes, and what tells those apart that have the same."""
+    parts = [describe_placement(candidate.placement).split(", ") for candidate in candidates]
+    found = []
+    for candidate, own in zip(candidates, parts, strict=True):
+        alike = [
+            other
+            for rival, other in zip(candidates, parts, strict=True)
+            if rival is not candidate and rival.scheme == candidate.scheme
+        ]
+        different = [part for part in own if not all(part in other for other in alike)]
+        found.append(candidate.scheme + (f" ({', '.join(different)})" if different else ""))
+    return found
+
+
+def _winner(rates: Mapping[Candidate, float]) -> Candidate:
+    """The fastest; of those as fast the one with the smallest minibatch, as in a plan."""
+    scores = {candidate: candidate.score_at(rate) for candidate, rate in rates.items()}
+    fastest = max(scores, key=lambda c: scores[c])
+    least = (1 - SAME_SPEED_FRACTION) * scores[fastest]
+    return min(
+        (c for c in scores if c is fastest or scores[c] >= least),
+        key=lambda c: (c.placement.minibatch_rows, -scores[c]),
+    )
+
+
 def decide(plan: Plan, verdict: Verdict) -> Plan:
     """The plan with the fastest of the race as its choice; a lead within the noise changes nothing.
 
     Every rival of the plan must have been raced.
     """
     measured = {(scheme, placement): rate for scheme, placement, rate in verdict.rates}
-    rates = {c: measured[c.scheme, c.placement] for c in rivals(plan)}
-    best = max(rates, key=lambda c: c.score_at(rates[c]))
+    rates = {c: measured[c.scheme, c.placement] for c in plan.rivals}
+    best = _winner(rates)
     margin = best.score_at(rates[best]) / plan.chosen.score_at(rates[plan.chosen]) - 1
-    schemes = [candidate.scheme for candidate in rates]
     shown = ", ".join(
-        f"{c.scheme if schemes.count(c.scheme) == 1 else describe_placement(c.placement)} "
-        f"{format_rate(rate)}"
-        for c, rate in rates.items()
+        f"{name} {format_rate(rate)}"
+        for name, rate in zip(names(plan.rivals), rates.values(), strict=True)
     )
     raced = (
         f"raced because the prediction is a tie: {shown} env steps/s measured "
         f"(halves of the same run differ by {format_percent(verdict.noise_fraction)})"
     )
-    if margin <= verdict.noise_fraction:
+    is_safer = best.placement.minibatch_rows < plan.placement.minibatch_rows
+    if margin <= verdict.noise_fraction and not is_safer:
         return dataclasses.replace(plan, raced=raced, reasons=(*plan.reasons, raced))
     entry = next(entry for entry in SCHEMES if entry.name == best.scheme)
     return dataclasses.replace(
@@ -164,7 +170,7 @@ def decide(plan: Plan, verdict: Verdict) -> Plan:
             ),
         ),
         runner_up=plan.chosen,
-        margin_fraction=margin,
+        margin_fraction=max(margin, 0.0),
         bottleneck=best.bottleneck,
         flips=(),
         changes_learning=changes_learning(entry, plan.workload, best.placement),
@@ -191,7 +197,7 @@ def kept_verdict(plan: Plan, machine: Machine) -> Verdict | None:
     except (KeyError, TypeError, ValueError):  # of a version whose placements were others
         return None
     known = {(scheme, placement) for scheme, placement, _ in verdict.rates}
-    complete = all((c.scheme, c.placement) in known for c in rivals(plan))
+    complete = all((c.scheme, c.placement) in known for c in plan.rivals)
     return verdict if complete else None
 
 

@@ -9,6 +9,10 @@ at once: a process stays for a while on the core that it started on, and two on 
 as long. A calibration times how long it takes until all of c and of c + 1 processes are through on
 c cores, for several lengths of work: with T seconds of the former, the ratio r(T) lies between
 (c + 1) / c, all cores busy to the end, and 2; ``u(T)`` in 0..1 says where.
+
+Nor does a process that a message wakes get a core at once where all are busy: it waits for a slice
+of time to end. A calibration times a message and its answer beside as many busy processes as there
+are cores; beside fewer there is a core to wake up on.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ _LIKE: Mapping[str, str] = {
     "policy_step": "policy_step",
     "gae": "update",
     "update": "update",
+    "handoff": "hand_over",
 }
 
 
@@ -45,7 +50,10 @@ class Contention:
             alone = calibration.by_task.get(dataclasses.replace(task, beside=0))
             if task.beside and alone is not None:
                 ratio = measurement.median_s / alone.median_s
-                found[task.op, task.threads][task.beside].append(math.log(ratio))
+                logs = found[task.op, task.threads]
+                if task.op == "hand_over":
+                    logs[task.beside - 1].append(0.0)
+                logs[task.beside].append(math.log(ratio))
         # By (op, threads): the logarithm of the ratio by busy cores, 0 where none are.
         self._curves = {
             key: [(0, 0.0), *sorted((n, statistics.mean(logs)) for n, logs in by_busy.items())]

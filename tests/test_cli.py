@@ -498,7 +498,7 @@ def test_a_tie_is_raced_once_and_the_result_kept(
     trained = run("train", *other, "--run-dir", str(tmp_path / "long"))
     assert trained.exit_code == 0, trained.output
     assert len(races) == 2
-    assert "the prediction is a tie: racing cpu and cpu" in trained.stderr
+    assert "the prediction is a tie: racing cpu (sampling on 1" in trained.stderr
     assert "It was raced because the prediction is a tie" in trained.stdout
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoplace import close_calls, store
-from autoplace.close_calls import Verdict, decide, keep_verdict, kept_verdict, pays, rivals
+from autoplace.close_calls import Verdict, decide, keep_verdict, kept_verdict, names, pays
 from autoplace.planner.explain import explain_plan
 from autoplace.planner.plan import Candidate, Plan
 from autoplace.race import Raced, RaceResult
@@ -48,6 +48,7 @@ def tie() -> Plan:
         margin_fraction=0.02,
         is_close=True,
         reasons=("cpu is predicted to run 1,000 env steps/s",),
+        rivals=(CPU, DOUBLE, GPU),
     )
 
 
@@ -57,10 +58,14 @@ def verdict(*rates: tuple[Candidate, float], noise: float = 0.01) -> Verdict:
     )
 
 
-def test_only_those_that_the_model_cannot_tell_apart_are_raced(tie: Plan) -> None:
-    assert rivals(tie) == [CPU, DOUBLE, GPU]  # hybrid's best case is 900 x 1.05
-    assert rivals(dataclasses.replace(tie, is_close=False)) == []
-    assert rivals(dataclasses.replace(tie, runner_up=None)) == []
+def test_rivals_are_named_by_what_tells_them_apart() -> None:
+    larger = dataclasses.replace(
+        CPU, placement=dataclasses.replace(CPU.placement, minibatch_rows=512)
+    )
+    rows = CPU.placement.minibatch_rows
+    assert names((CPU, DOUBLE)) == ["cpu", "double-buffer"]
+    found = names((CPU, DOUBLE, larger))
+    assert found == [f"cpu (minibatch {rows})", "double-buffer", "cpu (minibatch 512)"]
 
 
 def test_a_race_is_run_only_where_it_is_a_small_share_of_the_run(tie: Plan) -> None:
@@ -90,8 +95,28 @@ def test_a_lead_within_the_noise_leaves_the_choice_as_it_is(tie: Plan) -> None:
 
 def test_minibatches_count_for_what_they_are_worth(tie: Plan) -> None:
     large = dataclasses.replace(DOUBLE, sample_efficiency=0.5)
-    plan = dataclasses.replace(tie, candidates=(CPU, large), runner_up=large)
+    plan = dataclasses.replace(tie, candidates=(CPU, large), runner_up=large, rivals=(CPU, large))
     assert decide(plan, verdict((CPU, 1000.0), (large, 1500.0))).chosen == CPU
+
+
+def test_of_those_as_fast_the_smaller_minibatch_is_taken(tie: Plan) -> None:
+    larger = dataclasses.replace(
+        CPU,
+        placement=dataclasses.replace(
+            CPU.placement, minibatch_rows=2 * CPU.placement.minibatch_rows
+        ),
+    )
+    for first, second, rate, chosen in (
+        (CPU, larger, 1025.0, CPU),  # 2.5 % are not worth it, however well they are known
+        (CPU, larger, 1050.0, larger),
+        (larger, CPU, 980.0, CPU),  # 2 % behind
+        (larger, CPU, 940.0, larger),
+    ):
+        plan = dataclasses.replace(
+            tie, chosen=first, candidates=(first, second), rivals=(first, second)
+        )
+        said = verdict((first, 1000.0), (second, rate), noise=0.001)
+        assert decide(plan, said).chosen is chosen, rate
 
 
 def test_what_a_race_said_is_kept_for_the_same_workload_machine_and_rivals(
@@ -111,7 +136,7 @@ def test_what_a_race_said_is_kept_for_the_same_workload_machine_and_rivals(
     moved = dataclasses.replace(
         DOUBLE, placement=dataclasses.replace(DOUBLE.placement, learn_threads=7)
     )
-    assert kept_verdict(dataclasses.replace(tie, runner_up=moved), MACHINE) is None
+    assert kept_verdict(dataclasses.replace(tie, rivals=(CPU, moved)), MACHINE) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 99, "races": {}}'])

@@ -28,6 +28,13 @@ def test_ratios_are_those_that_were_timed_and_interpolated_between() -> None:
     assert contention.factor("env_step", 1, 20) == pytest.approx(1.7)
 
 
+def test_a_message_is_slowed_only_where_no_core_is_left_to_wake_up_on() -> None:
+    contention = Contention(make_calibration(Truth(contention=0.5), usable_cpus=8))
+    assert [contention.factor("handoff", 1, busy) for busy in (0, 1, 7)] == [1.0, 1.0, 1.0]
+    assert contention.factor("handoff", 1, 8) == pytest.approx(5.0)  # 1 + 0.5 per core
+    assert contention.factor("handoff", 1, 30) == pytest.approx(5.0)
+
+
 def test_threads_have_ratios_of_their_own() -> None:
     contention = Contention(make_calibration(Truth(contention=0.1), usable_cpus=8))
     # four threads were timed beside the other four cores
@@ -90,15 +97,18 @@ def test_a_calibration_times_as_many_processes_as_cores_and_one_more() -> None:
 def test_a_calibration_times_steps_beside_one_and_beside_every_other_core() -> None:
     def beside(cpus: int, **options: bool) -> set[tuple[str, int, int]]:
         tasks = calibration_tasks(("cpu",), cpus, **options)
-        assert all(t.beside == 0 or t.threads + t.beside <= cpus for t in tasks)
+        crowding = {t.op for t in tasks if t.beside and t.threads + t.beside > cpus}
+        assert crowding <= {"hand_over"}  # all others have a core to themselves
         alone = {dataclasses.replace(t, beside=0) for t in tasks if t.beside}
         assert alone <= set(tasks)
         return {(t.op, t.threads, t.beside) for t in tasks if t.beside}
 
     steps = ("interpreter", "policy_step", "update")
     assert beside(1) == set()
-    assert beside(2) == beside(2, quick=True) == {(op, 1, 1) for op in steps}
+    message = {("hand_over", 1, 2)}
+    assert beside(2) == beside(2, quick=True) == {(op, 1, 1) for op in steps} | message
     assert beside(8) == {(op, 1, n) for op in steps for n in (1, 7)} | {
+        ("hand_over", 1, 8),
         ("update", 2, 6),
         ("update", 4, 4),
     }

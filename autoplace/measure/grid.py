@@ -251,8 +251,9 @@ def _contended(
     steps: Sequence[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]],
     engine: str,
 ) -> Iterator[Task]:
-    """The first of the steps beside one busy core and beside all others."""
+    """The first of the steps beside one busy core and beside all others, a message beside all."""
     cores = max(counts)
+    yield Task(op="hand_over", beside=cores)
     alone = [Task(op="interpreter")]
     for network, rows, batches in steps:
         alone += [

@@ -255,6 +255,8 @@ class Plan:
         reasons: the choice in sentences.
         origin: ``measured``, or ``modelled`` where the calibration was derived.
         raced: what a race said where the prediction is a tie, "" where there was none.
+        rivals: the choice and those that the model cannot tell from it, most promising first;
+            empty where the choice is clear.
     """
 
     workload: Workload
@@ -270,6 +272,7 @@ class Plan:
     reasons: tuple[str, ...]
     origin: str = "measured"
     raced: str = ""
+    rivals: tuple[Candidate, ...] = ()
 
     @property
     def scheme(self) -> str:
@@ -322,6 +325,7 @@ class Plan:
             "fingerprint": self.fingerprint,
             "origin": self.origin,
             "raced": self.raced,
+            "rivals": [candidate.to_json() for candidate in self.rivals],
             "workload": self.workload.to_json(),
         }
 
@@ -359,6 +363,7 @@ class Plan:
             reasons=tuple(data["reasons"]),
             origin=data["origin"],
             raced=data.get("raced", ""),
+            rivals=tuple(Candidate.from_json(row) for row in data.get("rivals", ())),
         )
 
     @classmethod

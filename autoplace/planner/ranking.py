@@ -14,6 +14,16 @@ from autoplace.planner.space import Costed, SchemeSpace
 
 # Two placements closer than this are equally fast, and the safer one is taken.
 SAME_SPEED_FRACTION = 0.03
+# Placements that differ in one of these beside the scheme are of another kind.
+_KIND = (
+    "minibatch_rows",
+    "sample_threads",
+    "learn_threads",
+    "learn_device",
+    "env_backend",
+    "num_workers",
+    "engine",
+)
 
 
 class Ranking:
@@ -57,6 +67,17 @@ class Ranking:
         other_scheme = others[self._space_of[others] != self._space_of[self._best]]
         found = other_scheme if len(other_scheme) else others
         return self._costed(int(found[0])) if len(found) else None
+
+    def contenders(self, share: float, most: int) -> list[Costed]:
+        """The best of each kind, best first, with at least ``share`` of the choice's score.
+
+        The choice itself is left out.
+        """
+        columns = [self._column(name) for name in _KIND]
+        keys = np.stack([self._space_of, *(np.unique(c, return_inverse=True)[1] for c in columns)])
+        order = self._order[self._score[self._order] >= share * self._score[self._best]]
+        _, firsts = np.unique(keys[:, order], axis=1, return_index=True)
+        return [self._costed(int(order[place])) for place in np.sort(firsts) if place][:most]
 
     def _costed(self, index: int) -> Costed:
         space = int(self._space_of[index])

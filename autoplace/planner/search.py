@@ -42,6 +42,10 @@ from autoplace.planner.space import (
 )
 from autoplace.workload import NetworkSpec, Workload
 
+# Rivals of a choice have at least this share of its score, whatever their error.
+_RIVAL_SHARE = 0.8
+_CONTENDERS = 32  # that are looked at
+_RIVALS = 3  # that are left, with the choice
 # Two runs of the very same placement differ by about this much.
 SAME_ITERATION_FRACTION = 0.02
 
@@ -176,6 +180,7 @@ class Search:
             changes_learning=changes_learning(best.scheme, workload, best.placement),
             reasons=reasons(chosen, runner, margin, is_close, bottleneck, rejected, model.devices),
             origin=calibration.origin,
+            rivals=tuple(self.candidate(each) for each in self._rivals(ranking)),
         )
 
     def rank(self, workload: Workload) -> tuple[Ranking, list[Rejected]]:
@@ -257,12 +262,40 @@ class Search:
 
         What both do alike errs alike and cancels; only the difference in calls counts.
         """
+        width = math.hypot(Z90 * self._difference_error(first, second), SAME_ITERATION_FRACTION)
+        return abs(math.log(first.score / second.score)) < width
+
+    def _difference_error(self, first: Costed, second: Costed) -> float:
+        """Standard error of the logarithm of the ratio of two scores."""
         shares: dict[Task, float] = {}
         for costed, sign in ((first, 1.0), (second, -1.0)):
             for task, calls in costed.rates.items():
                 shares[task] = shares.get(task, 0.0) + sign * calls
-        width = math.hypot(Z90 * self._error_s(shares), SAME_ITERATION_FRACTION)
-        return abs(math.log(first.score / second.score)) < width
+        return self._error_s(shares)
+
+    def _rivals(self, ranking: Ranking) -> list[Costed]:
+        """The choice and those that may well be faster, at most three; none if it is clear.
+
+        Each is the one that may be the furthest ahead of all before it.
+        """
+        choice = ranking.best
+        found = [choice]
+        left = [c for c in ranking.contenders(_RIVAL_SHARE, _CONTENDERS) if self.is_tie(choice, c)]
+
+        def lead(costed: Costed) -> float:
+            """Over the best of those found, at the upper end of its 90 % interval."""
+            return min(
+                math.log(costed.score / other.score) + Z90 * self._difference_error(costed, other)
+                for other in found
+            )
+
+        while left and len(found) < _RIVALS:
+            best = max(left, key=lead)
+            if lead(best) <= 0:
+                break
+            found.append(best)
+            left.remove(best)
+        return found if len(found) > 1 else []
 
     def flips(self, workload: Workload, best: Costed) -> tuple[Flip, ...]:
         """What would change the choice."""

@@ -10,7 +10,8 @@ and over all:
 
 - *regret*: what the choice loses against the best of all that ran, picked on one half of the turns
   and scored on the other; *noise*: how much the halves of the same candidate differ;
-- *tied*: whether the choice is the best, or behind it by no more than the noise;
+- *tied*: whether that regret is no more than the noise; *as fast*: no more than the 3 % within
+  which a plan takes placements to be equally fast, and prefers the smaller minibatch;
 - *plan alone*: regret of what the plan chose before any race;
 - *error*: measured over predicted time of an iteration, of the choice and of all with a prediction;
 - *against a rule*: the choice's score over the rule's, paired turn by turn, with a 95 % interval.
@@ -28,12 +29,12 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 # Before numpy, whose OpenBLAS it tells to let its threads sleep.
-from autoplace.close_calls import decide, rivals, run_race  # isort: split
+from autoplace.close_calls import decide, run_race  # isort: split
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from autoplace.envs import describe
 from autoplace.kept_model import cost_model_of
 from autoplace.planner.explain import describe_placement
 from autoplace.planner.plan import Candidate, Plan
+from autoplace.planner.ranking import SAME_SPEED_FRACTION
 from autoplace.planner.search import make_plan
 from autoplace.prepare import prepare_calibration
 from autoplace.race import Raced, RaceResult, best_of_schemes, fixed_rules, race, without_repeats
@@ -139,7 +141,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     calibration = prepare_calibration(workload, note=log).calibration
     model = cost_model_of(calibration)
     planned = make_plan(calibration, workload, model=model)
-    plan = decide(planned, run_race(planned)) if rivals(planned) else planned
+    plan = decide(planned, run_race(planned)) if planned.rivals else planned
     rules = fixed_rules(plan, calibration, model, torch.get_num_threads())
     rules.append(process_per_env(plan))
     named = [(plan.scheme, plan.chosen), (f"{planned.scheme}, not raced", planned.chosen)]
@@ -156,12 +158,12 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         "chosen": f"{plan.scheme}: {describe_placement(plan.placement)}",
         "best": f"{result.best.candidate.scheme}: "
         f"{describe_placement(result.best.candidate.placement)}",
-        "is_close": planned.is_close,
+        "is_close": bool(planned.rivals),
         "env_steps_per_s": result.chosen.env_steps_per_s,
         "regret_fraction": result.regret_fraction,
         "unraced_regret_fraction": unraced.regret_fraction,
         "noise_fraction": result.noise_fraction,
-        "tied": is_best_or_tied(result),
+        "tied": result.regret_fraction <= result.noise_fraction,
         "errors": {e.name: error(e) for e in result.entrants if e.candidate.iteration_s},
         "chosen_error": error(result.chosen),
         "against": {
@@ -170,11 +172,6 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         },
         "race": result.to_json(),
     }
-
-
-def is_best_or_tied(result: RaceResult) -> bool:
-    """Whether nothing that ran is ahead of the choice by more than the noise."""
-    return result.best.score <= result.chosen.score * (1 + result.noise_fraction)
 
 
 def error(entrant: Raced) -> float:
@@ -212,8 +209,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"of what the plans chose before any race ({sum(row['is_close'] for row in rows)} were "
         f"ties): mean {100 * statistics.mean(unraced):.1f} %, 95th percentile "
         f"{100 * percentile(unraced, 0.95):.1f} %",
-        f"best or tied: {sum(row['tied'] for row in rows)} of {len(rows)} "
-        f"({100 * statistics.mean(row['tied'] for row in rows):.0f} %)",
+        f"best or tied: {share(row['tied'] for row in rows)} within the noise, "
+        f"{share(is_as_fast(row) for row in rows)} within it or "
+        f"{100 * SAME_SPEED_FRACTION:.0f} %",
         f"error of the choice's iteration: median {100 * statistics.median(chosen_errors):.1f} %, "
         f"95th percentile {100 * percentile(chosen_errors, 0.95):.1f} %; of all {len(all_errors)} "
         f"candidates: median {100 * statistics.median(all_errors):.1f} %, 95th percentile "
@@ -228,6 +226,17 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"interval wholly below 0.98 in {losing} of {len(pairs)}"
         )
     return lines
+
+
+def is_as_fast(row: dict[str, Any]) -> bool:
+    """Whether the choice is the best, by the measure of a plan or by that of the noise."""
+    return row["regret_fraction"] <= max(SAME_SPEED_FRACTION, row["noise_fraction"])
+
+
+def share(flags: Iterable[bool]) -> str:
+    """How many of them hold."""
+    values = list(flags)
+    return f"{sum(values)} of {len(values)} ({100 * statistics.mean(values):.0f} %)"
 
 
 def describe_machine() -> str:
@@ -248,7 +257,8 @@ def line(row: dict[str, Any]) -> str:
         f"{row['workload']:<22}{row['env_steps_per_s']:>9,.0f}/s  "
         f"regret {100 * row['regret_fraction']:>4.1f} %  "
         f"plan alone {100 * row['unraced_regret_fraction']:>4.1f} %  "
-        f"noise {100 * row['noise_fraction']:>4.1f} %  {'tied' if row['tied'] else 'lost'}  "
+        f"noise {100 * row['noise_fraction']:>4.1f} %  "
+        f"{'tied' if row['tied'] else 'as fast' if is_as_fast(row) else 'lost'}  "
         f"error {100 * row['chosen_error']:>+6.1f} %\n"
         f"    chosen {row['chosen']}\n    best   {row['best']}\n    against {against}"
     )

@@ -1,4 +1,4 @@
-"""An environment whose step keeps the CPU busy for a declared time."""
+"""An environment whose step takes a declared time of the CPU."""
 
 import time
 
@@ -7,7 +7,10 @@ import numpy as np
 
 
 class Slow(gym.Env):
-    """Eight numbers that wander, and a step that takes ``step_s`` seconds of work."""
+    """Eight numbers that wander, and a step that takes ``step_s`` seconds of work.
+
+    Of the thread's own time: a process that waits for a core gets nothing done.
+    """
 
     def __init__(self, step_s=1e-3):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (8,), np.float32)
@@ -20,8 +23,8 @@ class Slow(gym.Env):
         return np.zeros(8, np.float32), {}
 
     def step(self, action):
-        end_s = time.perf_counter() + self._step_s
-        while time.perf_counter() < end_s:
+        end_s = time.thread_time() + self._step_s
+        while time.thread_time() < end_s:
             pass
         self._steps += 1
         observation = self.np_random.standard_normal(8, dtype=np.float32)

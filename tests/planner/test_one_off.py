@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoplace import store
-from autoplace.close_calls import Verdict, decide, rivals
+from autoplace.close_calls import Verdict, decide
 from autoplace.cost_model import CostModel, fit_cost_model
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner.plan import Candidate, Placement, Plan
@@ -119,21 +119,19 @@ def test_a_calibration_without_that_time_charges_nothing(calibration: Calibratio
 def test_a_race_is_decided_by_the_whole_run(calibration: Calibration, model: CostModel) -> None:
     plan = make_plan(calibration, CARTPOLE, model=model, total_steps=100_000)
     best = plan.best_of_schemes
-    close = dataclasses.replace(
-        plan, chosen=best["cpu"], runner_up=best["double-buffer"], is_close=True
-    )
+    both = best["cpu"], best["double-buffer"]
     rates = {"cpu": 50_000.0, "double-buffer": 90_000.0}
 
     def winner(plan: Plan) -> str:
         verdict = Verdict(
-            rates=tuple((c.scheme, c.placement, rates[c.scheme]) for c in rivals(plan)),
+            rates=tuple((c.scheme, c.placement, rates[c.scheme]) for c in plan.rivals),
             noise_fraction=0.01,
         )
         return decide(plan, verdict).scheme
 
     # 100,000 steps take 2 s against 1.11 s, and 2 s to start
-    close = dataclasses.replace(close, candidates=(best["cpu"], best["double-buffer"]))
+    close = dataclasses.replace(plan, chosen=both[0], candidates=both, rivals=both)
     assert winner(close) == "cpu"
-    long = [dataclasses.replace(best[name], total_steps=10**7) for name in rates]
-    close = dataclasses.replace(close, chosen=long[0], runner_up=long[1], candidates=tuple(long))
+    both = tuple(dataclasses.replace(each, total_steps=10**7) for each in both)
+    close = dataclasses.replace(plan, chosen=both[0], candidates=both, rivals=both)
     assert winner(close) == "double-buffer"

@@ -94,10 +94,11 @@ def stretched(
     cores: int = 2,
     device: str = "cpu",
     uneven: float = 0.0,
+    learning: dict[tuple[str, str], float] = LEARNING,
     **options: int,
 ) -> dict[tuple[str, str], float]:
     asked = timing(
-        {**SAMPLING, **LEARNING},
+        {**SAMPLING, **learning},
         usable_cpus=cores,
         unevenness=lambda work_s: np.full(len(work_s), uneven),
         slowdown=lambda stage, threads, busy: np.array(
@@ -106,8 +107,24 @@ def stretched(
     )
     placement = first(placements_of(DOUBLE_BUFFER, learn_device=device))
     counts = {name: np.array([value]) for name, value in options.items()}
-    found = overlapped(asked, placement, list(SAMPLING), list(LEARNING), **counts)
+    found = overlapped(asked, placement, list(SAMPLING), list(learning), **counts)
     return {key: float(seconds[0]) for key, seconds in found.items()}
+
+
+def test_a_message_waits_for_a_core_where_all_are_busy() -> None:
+    # Two samplers and a learner on two cores: what is beside a message takes no fewer than both.
+    with_message = {**LEARNING, ("handoff", "learner"): 0.5}
+    slow = {("handoff", 2): 8.0}
+    found = {
+        count: stretched(slow, learning=with_message, sampler_threads=count, processes=count)
+        for count in (1, 2)
+    }
+    assert found[1]["handoff", "learner"] == pytest.approx(0.5)
+    # All that the learner does beside the samplers takes 1.5 times as long, a message 8 times:
+    # 6 + 4 = 10 s. The samplers are through after 7.5 s; the rest goes on by itself.
+    share = 7.5 / 10
+    assert found[2]["handoff", "learner"] == pytest.approx(share * 4.0 + (1 - share) * 0.5)
+    assert found[2]["update", "learner"] == pytest.approx(share * 4.5 + (1 - share) * 3.0)
 
 
 def test_each_side_is_slowed_while_the_other_is_at_work() -> None:

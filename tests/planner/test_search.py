@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -152,6 +153,28 @@ def test_a_wide_margin_is_no_tie_and_equal_candidates_are(desktop: Calibration) 
     )
     assert close.margin_fraction < 0.01
     assert close.is_close
+
+
+def test_rivals_are_what_may_be_faster_and_differ_in_kind(desktop: Calibration) -> None:
+    plan = make_plan(desktop, workload(hidden_sizes=(64, 64)), max_policy_lag=0)
+    assert 2 <= len(plan.rivals) <= 3
+    assert plan.rivals[0] == plan.chosen
+    for first, second in itertools.combinations(plan.rivals, 2):
+        assert any(
+            getattr(first.placement, part) != getattr(second.placement, part)
+            for part in (
+                "minibatch_rows",
+                "sample_threads",
+                "learn_threads",
+                "env_backend",
+                "device",
+            )
+        )
+    # Of a pair each may be the faster one: with errors of a few per cent, none is far behind.
+    assert all(0.8 < c.score / plan.chosen.score < 1.03 for c in plan.rivals)
+    # What is a hundred times as fast as all others has none.
+    alone = workload(hidden_sizes=(2048, 2048), minibatch_rows=512)
+    assert make_plan(desktop, alone, max_policy_lag=0, scheme="gpu").rivals == ()
 
 
 def test_flips_hold_when_they_are_tried(desktop: Calibration) -> None:

@@ -74,7 +74,8 @@ def overlapped(
     through the other one goes on by itself. Threads beyond the cores take turns: where these are
     shared evenly all take longer by the factor ``threads / cores``; where threads stay on the core
     that they are on, those that count, the last to be through, take as long as the most threads on
-    one core. What lies between is timed (:mod:`autoplace.contention`).
+    one core. What lies between, and what a message loses where all cores are busy, is timed
+    (:mod:`autoplace.contention`).
 
     Args:
         timing: seconds of all work by itself.
@@ -95,10 +96,16 @@ def overlapped(
         """Of stages of so many threads, beside so many busy cores, of so many threads in all."""
         even = np.maximum(1.0, total / cores)
         crowd = even + uneven * (np.ceil(even) - even)
-        busy = np.minimum(busy, cores - threads)
-        slowed = [crowd * timing.slowdown(name, threads, busy) for name, _ in keys]
-        if keys is learning:  # of an accelerator only the host's part could be slowed
-            slowed = [np.where(on_cpu, each, crowd) for each in slowed]
+        others = np.minimum(busy, cores - threads)
+        slowed = []
+        for name, _ in keys:
+            if name == "handoff":  # timed with as much at work as there is
+                slowed.append(np.maximum(crowd, timing.slowdown(name, threads, busy)))
+                continue
+            factor = timing.slowdown(name, threads, others)
+            if keys is learning:  # of an accelerator only the host's part could be slowed
+                factor = np.where(on_cpu, factor, 1.0)
+            slowed.append(crowd * factor)
         return slowed
 
     each = sampler_threads // processes
