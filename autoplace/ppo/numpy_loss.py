@@ -113,30 +113,35 @@ def categorical(
         entropy_coef: weight of the entropy.
         needs_entropy: whether the entropy is computed where it has no weight.
     """
-    samples = np.arange(logits.shape[1])
+    # The places of the chosen logits among all of them, ``[heads, B]``.
     chosen = actions.astype(np.intp)
-    chosen_log_probs = np.zeros(logits.shape[1], np.float32)
-    for head, choice in zip(heads, chosen, strict=True):
+    if len(heads) > 1:
+        chosen += np.array([[head.start] for head in heads])
+    chosen *= logits.shape[1]
+    chosen += np.arange(logits.shape[1])
+    for head in heads:
         log_p = logits[head]
         log_p -= np.maximum.reduce(log_p, 0)
         log_p -= np.log(np.add.reduce(np.exp(log_p), 0))
-        chosen_log_probs += log_p[choice, samples]
+    of_heads = logits.reshape(-1)[chosen]
+    chosen_log_probs = of_heads[0]
+    for more in of_heads[1:]:
+        chosen_log_probs += more
     surrogate = _surrogate(chosen_log_probs, old_log_probs, advantages, clip_range)
-    by_logits = np.exp(logits)
+    by_logits = np.exp(logits, order="C")
     entropy = 0.0
-    for head, choice in zip(heads, chosen, strict=True):
-        p = by_logits[head]
-        if entropy_coef or needs_entropy:
-            log_p = logits[head]
+    if entropy_coef or needs_entropy:
+        for head in heads:
+            p, log_p = by_logits[head], logits[head]
             entropies = -np.add.reduce(p * log_p, 0)
             entropy += float(np.add.reduce(entropies)) / len(entropies)
-        if entropy_coef:
-            slope = (log_p + entropies) * p
-            slope *= entropy_coef / len(entropies)
-        p *= -surrogate.slope
-        p[choice, samples] += surrogate.slope
-        if entropy_coef:
-            p += slope
+            log_p += entropies
+            log_p *= p
+            log_p *= entropy_coef / len(entropies)
+    by_logits *= -surrogate.slope
+    by_logits.reshape(-1)[chosen] += surrogate.slope
+    if entropy_coef:
+        by_logits += logits
     return PolicyLoss(surrogate, entropy, by_logits)
 
 

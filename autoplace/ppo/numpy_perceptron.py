@@ -32,37 +32,41 @@ class NumpyPerceptron:
         gradients: Sequence[tuple[Array, Array]] = (),
     ) -> None:
         """Read ``layers``, (weight ``[O, I]``, bias ``[O]``) each; write ``gradients`` likewise."""
-        self._layers = tuple(layers)
+        self._weights = [weight for weight, _ in layers]
+        # Views, made once: where there are few rows, making one costs as much as some arithmetic.
+        self._into_hidden = [(weight.T, bias) for weight, bias in layers[:-1]]
+        self._last_bias = layers[-1][1][:, None]
         self._gradients = tuple(gradients)
-        self._capacity = 0
+        self._rows = self._capacity = 0
+        self._memory: list[Array] = []
         self._hidden: list[Array] = []
-        self._backward: list[Array] = []
+        self._by_hidden: list[Array] = []
         self._ones = np.empty(0, np.float32)
         self._inputs: list[Array] = []  # of each layer, in the last forward pass
 
-    def _reserve(self, rows: int) -> None:
-        if rows <= self._capacity:
-            return
-        self._capacity = rows
-        widths = [weight.shape[0] for weight, _ in self._layers[:-1]]
-        self._hidden = [np.empty((rows, width), np.float32) for width in widths]
-        if self._gradients:
-            self._backward = [np.empty((rows, width), np.float32) for width in widths]
-        self._ones = np.ones(rows, np.float32)
+    def _take(self, rows: int) -> None:
+        """Have buffers of ``rows`` rows."""
+        widths = [bias.shape[0] for _, bias in self._into_hidden]
+        if rows > self._capacity:
+            self._capacity = rows
+            sets = 2 if self._gradients else 1
+            self._memory = [np.empty((rows, width), np.float32) for width in widths * sets]
+            self._ones = np.ones(rows, np.float32)
+        self._rows = rows
+        views = [buffer[:rows] for buffer in self._memory]
+        self._hidden, self._by_hidden = views[: len(widths)], views[len(widths) :]
 
     def forward(self, x: Array) -> Array:
         """Outputs ``[K, B]`` of rows ``[B, I]``."""
-        rows = x.shape[0]
-        self._reserve(rows)
-        self._inputs = [x]
-        for (weight, bias), buffer in zip(self._layers[:-1], self._hidden, strict=True):
-            x = np.dot(x, weight.T, out=buffer[:rows])
-            x += bias
-            np.tanh(x, out=x)
-            self._inputs.append(x)
-        weight, bias = self._layers[-1]
-        outputs: Array = np.dot(weight, x.T)
-        outputs += bias[:, None]
+        if x.shape[0] != self._rows:
+            self._take(x.shape[0])
+        self._inputs = [x, *self._hidden]
+        for (weight, bias), hidden in zip(self._into_hidden, self._hidden, strict=True):
+            x.dot(weight, hidden)
+            hidden += bias
+            x = np.tanh(hidden, out=hidden)
+        outputs: Array = self._weights[-1].dot(x.T)
+        outputs += self._last_bias
         return outputs
 
     def backward(self, by_outputs: Array) -> None:
@@ -70,14 +74,13 @@ class NumpyPerceptron:
 
         The activations of that pass are used up.
         """
-        rows = by_outputs.shape[1]
-        ones, by_layer = self._ones[:rows], by_outputs.T
-        for i in range(len(self._layers) - 1, -1, -1):
+        ones, by_layer = self._ones[: self._rows], by_outputs.T
+        for i in range(len(self._weights) - 1, -1, -1):
             inputs, (by_weight, by_bias) = self._inputs[i], self._gradients[i]
-            np.dot(by_layer.T, inputs, out=by_weight)
-            np.dot(ones, by_layer, out=by_bias)
+            by_layer.T.dot(inputs, by_weight)
+            ones.dot(by_layer, by_bias)
             if i:
-                below = np.dot(by_layer, self._layers[i][0], out=self._backward[i - 1][:rows])
+                below = by_layer.dot(self._weights[i], self._by_hidden[i - 1])
                 inputs *= inputs
                 np.subtract(1.0, inputs, out=inputs)
                 below *= inputs
@@ -85,7 +88,7 @@ class NumpyPerceptron:
 
     def outputs(self, x: Array) -> Array:
         """A new array of outputs ``[B, K]`` of any number of rows ``[B, I]``."""
-        outputs = np.empty((x.shape[0], self._layers[-1][1].shape[0]), np.float32)
+        outputs = np.empty((x.shape[0], len(self._last_bias)), np.float32)
         for start in range(0, x.shape[0], _PASS_ROWS):
             part = slice(start, start + _PASS_ROWS)
             outputs[part] = self.forward(x[part]).T

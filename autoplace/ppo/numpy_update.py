@@ -49,6 +49,10 @@ class NumpyUpdater(EngineUpdater):
         self._critic = host_perceptron(network.critic_layers)
         ends = itertools.accumulate(spec.action_heads or (spec.action_size,), initial=0)
         self._heads = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self._log_std: Array | None = None
+        if network.log_std is not None and network.log_std.grad is not None:
+            self._log_std = network.log_std.detach().numpy()
+            self._by_log_std = network.log_std.grad.numpy()
 
     def _make_optimizer(self, learning_rate: float) -> Adam:
         return HostAdam(self._flat, learning_rate)
@@ -75,9 +79,8 @@ class NumpyUpdater(EngineUpdater):
         by_value *= hyper.value_coef / len(values)
         self._actor.backward(loss.by_outputs)
         self._critic.backward(by_value[None, :])
-        log_std = self.network.log_std
-        if log_std is not None and log_std.grad is not None:
-            log_std.grad.numpy()[:] = loss.by_log_std
+        if self._log_std is not None:
+            self._by_log_std[:] = loss.by_log_std
 
         norm = math.sqrt(np.dot(self._slope, self._slope))
         if measure:
@@ -103,11 +106,11 @@ class NumpyUpdater(EngineUpdater):
         *,
         needs_entropy: bool,
     ) -> numpy_loss.PolicyLoss:
-        hyper, log_std = self.hyperparameters, self.network.log_std
-        if log_std is not None:
+        hyper = self.hyperparameters
+        if self._log_std is not None:
             return numpy_loss.gaussian(
                 outputs,
-                log_std.detach().numpy(),
+                self._log_std,
                 actions,
                 old_log_probs,
                 advantages,

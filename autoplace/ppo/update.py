@@ -213,7 +213,7 @@ class Updater:
         epochs = len(permutations)
         for epoch, permutation in enumerate(permutations):
             measure = target_kl is not None or epoch == len(permutations) - 1
-            for index in torch.split(permutation, sizes):
+            for index in permutation.split_with_sizes(sizes):
                 self.minibatch_step(batch, index, measure=measure)
             if target_kl is not None and epoch < epochs - 1:
                 # The one wait for the device in an epoch, and only where it was asked for.
