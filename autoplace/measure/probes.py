@@ -36,6 +36,7 @@ _STRETCH_S = 2e-5  # of virtual time, which Python does not take by itself
 # As in a run, both sides are woken from their sleep; so only a few calls make a sample.
 _ASLEEP_S = 1e-3
 _HANDOFFS = 5
+_CROWDED_MESSAGES = 6
 # What runs once per iteration finds the caches as this long of other work, or more, left them.
 _APART_S = 1e-2
 _ECHO_TIMEOUT_S = 60.0  # within which another process has started and answered
@@ -182,7 +183,9 @@ def _handoff(task: Task) -> Probe:
 
 
 def _hand_over(task: Task) -> Probe:
-    return _exchange(task, _ORDER, lambda call: _once_in_a_while(call, task.device), 1)
+    # Where all cores are busy most of them wait for a moment and some for long: the mean counts.
+    calls = _CROWDED_MESSAGES if task.beside else 1
+    return _exchange(task, _ORDER, lambda call: _once_in_a_while(call, task.device), calls, calls)
 
 
 def _exchange(
@@ -190,6 +193,7 @@ def _exchange(
     message: object,
     sampler: Callable[[Callable[[], object]], Callable[[int], tuple[float]]],
     max_calls: int,
+    min_calls: int = 1,
 ) -> Probe:
     """``message`` to another process and back."""
     there, back = device.message_channel(), device.message_channel()
@@ -203,7 +207,13 @@ def _exchange(
         there.put(None)
         partner.join(_ECHO_TIMEOUT_S)
 
-    return Probe(tasks=(task,), sample=sampler(exchange), max_calls=max_calls, close=close)
+    return Probe(
+        tasks=(task,),
+        sample=sampler(exchange),
+        min_calls=min_calls,
+        max_calls=max_calls,
+        close=close,
+    )
 
 
 def _crowd(task: Task) -> Probe:
