@@ -29,6 +29,7 @@ from autoplace.processes import pack_error
 from autoplace.shared_array import SharedArray
 from autoplace.train.learner import Learner
 from autoplace.train.stage_timer import Key, StageTimer
+from autoplace.train.versions import Versions
 from autoplace.workload import Hyperparameters, NetworkSpec
 
 
@@ -195,10 +196,7 @@ class _Server:
         )
         self._learner.reward_normalizer = views.reward_normalizer
         self._moments = views.moments
-        # Version v is in place v modulo their number, until it can have acted no longer.
-        self._versions = [
-            plain.over(torch.empty_like(views.network.flat)) for _ in range(job.max_policy_lag + 1)
-        ]
+        self._versions = Versions(views.network, job.max_policy_lag)
         self._on_device = (
             Rollout(job.spec, rollout_steps=steps, num_envs=num_envs, device=job.device)
             if self._is_remote
@@ -213,19 +211,18 @@ class _Server:
             if self._is_remote:
                 self._state.copy_(self._shared)  # host -> device, once a run
             learning.updater.use_moments(*self._moments, order.num_steps)
-            self._keep(order.iteration - 1)
+            self._versions.keep(order.iteration - 1, learning.network.flat)
             if order.previous is not None:
-                kept = self._versions[(order.iteration - 2) % len(self._versions)]
-                kept.flat.copy_(torch.from_numpy(order.previous))
+                self._versions.keep(order.iteration - 2, torch.from_numpy(order.previous))
         rollout, permutations = self._bring(order)
         update = learning.learn(
             rollout,
             permutations,
             learning_rate=order.learning_rate,
             iteration=order.iteration,
-            acted=[self._versions[v % len(self._versions)] for v in order.versions],
+            acted=[self._versions[version] for version in order.versions],
         )
-        self._keep(order.iteration)
+        self._versions.keep(order.iteration, learning.network.flat)
         if self._is_remote:
             start_s = now()
             # device -> host, once an iteration; a blocking copy is its own wait
@@ -233,11 +230,6 @@ class _Server:
             self._timer.add("weights_to_host", "learner", now() - start_s)
         verdicts, self._verdicts[:] = tuple(self._verdicts), []
         return Answer(update=update, stage_s=self._timer.take(), verdicts=verdicts)
-
-    def _keep(self, version: int) -> None:
-        """Keep the weights as they are, for the rollouts that they sample."""
-        kept = self._versions[version % len(self._versions)]
-        kept.flat.copy_(self._learner.network.flat)
 
     def _bring(self, order: Order) -> tuple[Rollout, Tensor]:
         host, permutations = self._host[order.buffer], self._permutations[order.buffer]

@@ -50,6 +50,8 @@ class RemoteLearner:
 
     Attributes:
         network: over the held state.
+        channels: by which it answers.
+        processes: that it runs in.
         device: where the held state is.
         version: of the held weights: how many updates of the run made them.
         previous: the network's buffer one version before, ``None`` where there was none.
@@ -97,7 +99,8 @@ class RemoteLearner:
         )
         self._permutations = [devices.shared_tensor(shared) for shared in permutations]
         self._rollouts = rollouts
-        self._orders, self.answers = devices.message_channel(), devices.message_channel()
+        self._orders, self._answers = devices.message_channel(), devices.message_channel()
+        self.channels = (self._answers,)
         self._in_flight: _InFlight | None = None
         self._answer: Answer | None = None  # that has come, but was not taken yet
         self._is_new = True  # whether the learner has not seen the state yet
@@ -116,9 +119,10 @@ class RemoteLearner:
             rollouts=tuple(rollout.shared for rollout in rollouts),
             permutations=permutations,
         )
-        self.process = devices.spawn(
-            serve, self._orders, self.answers, job, name="autoplace learner"
+        self._process = devices.spawn(
+            serve, self._orders, self._answers, job, name="autoplace learner"
         )
+        self.processes = (self._process,)
         setup.resources.callback(self._close)
 
     def hand_over(
@@ -178,16 +182,16 @@ class RemoteLearner:
         in_flight = self._in_flight
         if in_flight is None or self._answer is not None:
             return
-        was_alive = self.process.is_alive()
+        was_alive = self._process.is_alive()
         with contextlib.suppress(queue.Empty):
-            answer: Answer = self.answers.get(timeout=0.0)
+            answer: Answer = self._answers.get(timeout=0.0)
             if answer.error is not None:
                 self._in_flight = None
                 raise_packed(answer.error)
             self._answer = answer
             return
         if not was_alive:
-            code = getattr(self.process, "exitcode", None)
+            code = getattr(self._process, "exitcode", None)
             raise RunError(
                 f"the learner process {describe_exit(code)}: look for a lack of memory, "
                 "then go on by --resume"
@@ -204,7 +208,7 @@ class RemoteLearner:
         """Wait for the answer to the order in flight, if there is one; raises as :meth:`look`."""
         self.look()
         while self.is_at_work:
-            devices.wait_any([self.answers], [self.process], timeout_s=LOOK_S)
+            devices.wait_any([self._answers], [self._process], timeout_s=LOOK_S)
             self.look()
 
     def take(self) -> Completed | None:
@@ -234,11 +238,11 @@ class RemoteLearner:
     def _close(self) -> None:
         """End the process; an order in flight is dropped."""
         self._orders.put(None)
-        if isinstance(self.process, ChildProcess):
-            self.process.stop(0.0 if self.is_at_work else _GRACE_S)
+        if isinstance(self._process, ChildProcess):
+            self._process.stop(0.0 if self.is_at_work else _GRACE_S)
         else:
-            self.process.join()
-        for channel in (self._orders, self.answers):
+            self._process.join()
+        for channel in (self._orders, self._answers):
             if hasattr(channel, "close"):
                 channel.close()
 

@@ -23,8 +23,8 @@ episodes, and loses their first row. Whatever ends a run early drops the parts t
 and the rollout that is being learned from; a resumed run samples them anew, the first by
 ``W(k - 1)`` again.
 
-The process of the run itself coordinates, and sleeps in between. Crossings between host and device:
-those of ``double-buffer``.
+On the CPU the process of the run itself learns. With an accelerator it coordinates, and sleeps in
+between; crossings between host and device are those of ``double-buffer`` then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from autoplace import device as devices
+from autoplace.device import now
+from autoplace.device_names import CPU
 from autoplace.ppo.rollout import Rollout, shared_memory
+from autoplace.train.local_learner import LocalLearner
 from autoplace.train.parts import Part, merge
 from autoplace.train.remote_learner import LOOK_S, RemoteLearner
 from autoplace.train.sampler_pool import SamplerPool
@@ -67,12 +70,14 @@ class AsyncScheme:
         keeps_previous = setup.previous is not None and placement.max_policy_lag > 0
         oldest = setup.iterations.start - keeps_previous
         self._pool = SamplerPool(setup, self._rollouts, oldest)
-        self.learner = RemoteLearner(
-            setup,
-            self._rollouts,
-            max_policy_lag=placement.max_policy_lag,
-            handoff_lane="learner",
-        )
+        lag = placement.max_policy_lag
+        self.learner: LocalLearner | RemoteLearner
+        if placement.learn_device == CPU:
+            self.learner = LocalLearner(setup, self._rollouts, max_policy_lag=lag)
+        else:
+            self.learner = RemoteLearner(
+                setup, self._rollouts, max_policy_lag=lag, handoff_lane="learner"
+            )
         self._versions: tuple[int, ...] = ()  # that sampled the rollout which was complete last
         self._completed: Completed | None = None  # published, and not reported yet
 
@@ -99,8 +104,11 @@ class AsyncScheme:
     def learn(
         self, permutations: Tensor, *, learning_rate: float, iteration: int
     ) -> Completed | None:
-        """Hand the rollout over once the learner has finished the one before, and return that."""
-        completed = self.drain()
+        """Learn from the rollout.
+
+        A learner elsewhere is handed it once it has finished the one before, which is returned.
+        """
+        completed = None if self.learner.is_in_place else self.drain()
         self.learner.hand_over(
             (iteration - 1) % len(self._rollouts),
             permutations,
@@ -108,6 +116,8 @@ class AsyncScheme:
             learning_rate=learning_rate,
             iteration=iteration,
         )
+        if self.learner.is_in_place:
+            return self._publish()
         if completed is None:
             self._timer.take()  # only the pipeline was filled: no iteration yet
         return completed
@@ -118,7 +128,7 @@ class AsyncScheme:
     def drain(self) -> Completed | None:
         """Wait for the update in flight."""
         self._wait_until(lambda: not self.learner.is_at_work)
-        self._publish()
+        self._completed = self._publish() or self._completed
         completed, self._completed = self._completed, None
         return completed
 
@@ -137,27 +147,29 @@ class AsyncScheme:
         while True:
             self._setup.stop.check()
             if publishes:
-                self._publish()
+                self._completed = self._publish() or self._completed
             if done():
                 return
             workers = self._pool.workers  # each may have been started anew
             ready = devices.wait_any(
-                [self.learner.answers, *(worker.parts for worker in workers)],
-                [self.learner.process, *(worker.process for worker in workers)],
+                [*self.learner.channels, *(worker.parts for worker in workers)],
+                [*self.learner.processes, *(worker.process for worker in workers)],
                 timeout_s=LOOK_S,
             )
             heard = self._pool.receive(ready)
-            if self.learner.answers in ready or not heard:
+            if not heard or any(channel in ready for channel in self.learner.channels):
                 self.learner.look()
             if not heard:
                 self._pool.check()
 
-    def _publish(self) -> None:
+    def _publish(self) -> Completed | None:
         """Tell the samplers of the weights that the learner has made since the last time."""
         completed = self.learner.take()
         if completed is not None:
-            self._completed = completed
+            start_s = now()
             self._pool.publish(self.learner.version, self.learner.network.flat)
+            self._timer.add("handoff", "learner", now() - start_s)
+        return completed
 
     def _add_stages(self, parts: list[Part]) -> None:
         """Account for the samplers' stages: the mean over them all."""
