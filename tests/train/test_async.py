@@ -7,9 +7,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import psutil
 import pytest
 import torch
@@ -83,15 +85,23 @@ def test_two_samplers_and_a_learner_compute_the_lagged_algorithm(env):
 
 
 @pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=SLOW), "Pendulum-v1"])
-def test_a_sampler_without_torch_computes_what_the_sampler_of_double_buffer_does(env):
-    found = []
-    for scheme, options in (("double-buffer", {}), ("async", {"workers": 1, "lag": 1})):
-        listener = Listener()
-        plan = make_plan(env, scheme=scheme, engine="numpy", normalize_observations=True, **options)
+def test_a_sampler_without_torch_computes_what_one_in_the_runs_process_does(env):
+    lock, found = threading.Lock(), []
+    bound = register("Bound", lambda: (gym.make(env).unwrapped, lock)[0])  # crosses to no process
+    free = register("Free", lambda: gym.make(env).unwrapped)
+    for where, other in ((bound, "learner"), (free, "sampler 0")):
+        listener, seen = Listener(), []
+        listener.on_iteration = lambda report, seen=seen: seen.append(children())
+        plan = make_plan(where, scheme="double-buffer", engine="numpy", normalize_observations=True)
         result = train(plan, total_steps=160, callbacks=[listener])
         assert [v.dropped_because for v in result.engines] == [None, None]
+        assert seen[0] == [f"autoplace {other}"]
         found.append(listener.flat)
     assert torch.equal(*found)
+
+
+def children():
+    return [process.name for process in multiprocessing.active_children()]
 
 
 class Facts(Counter):

@@ -9,7 +9,7 @@ from autoplace.errors import UsageError
 from autoplace.train.schemes.asynchronous import AsyncScheme
 from autoplace.train.schemes.base import Scheme, Setup
 from autoplace.train.schemes.cpu import CpuScheme
-from autoplace.train.schemes.double_buffer import DoubleBufferScheme
+from autoplace.train.schemes.double_buffer import make_double_buffer
 from autoplace.train.schemes.gpu import GpuScheme
 from autoplace.train.schemes.hybrid import HybridScheme
 
@@ -23,24 +23,26 @@ class SchemeEntry:
     Attributes:
         name: as in a plan.
         make: lays it out.
+        overlaps: whether it learns while it samples, in another process.
     """
 
     name: str
     make: Callable[[Setup], Scheme]
+    overlaps: bool = False
 
 
 SCHEMES: tuple[SchemeEntry, ...] = (
     SchemeEntry(name="cpu", make=CpuScheme),
     SchemeEntry(name="hybrid", make=HybridScheme),
     SchemeEntry(name="gpu", make=GpuScheme),
-    SchemeEntry(name="double-buffer", make=DoubleBufferScheme),
-    SchemeEntry(name="async", make=AsyncScheme),
+    SchemeEntry(name="double-buffer", make=make_double_buffer, overlaps=True),
+    SchemeEntry(name="async", make=AsyncScheme, overlaps=True),
 )
 
 
 def overlaps(name: str) -> bool:
-    """Whether the scheme ``name`` learns in a process of its own while it samples."""
-    return any(entry.name == name and getattr(entry.make, "overlaps", False) for entry in SCHEMES)
+    """Whether the scheme ``name`` learns while it samples, in another process."""
+    return any(entry.name == name and entry.overlaps for entry in SCHEMES)
 
 
 def make_scheme(name: str, setup: Setup) -> Scheme:

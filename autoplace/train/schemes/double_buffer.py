@@ -13,19 +13,50 @@ weights that acted, and PPO's ratio corrects for the difference.
 The schedule is fixed, so a seed repeats to the bit on the CPU. Whatever ends a run early drops the
 rollout that is being sampled and the one that is being learned from.
 
+Either side may be the process that is started: where one thread samples and numpy acts, that is the
+sampler, which needs no torch then, as in ``async`` with a single one; else the learner.
+
 Crossings: on the CPU, none. With an accelerator the learner's process, which alone has a context
 there, copies each rollout to the device and the state back to the host, once an iteration.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 from torch import Tensor
 
+from autoplace import device as devices
+from autoplace.device_names import CPU
+from autoplace.engines import NUMPY
+from autoplace.envs import BACKENDS
+from autoplace.envs.workers import NotPicklableError
 from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.ppo.steps import Act, make_policy_step
 from autoplace.train.remote_learner import RemoteLearner
 from autoplace.train.sampler import HostSampler
-from autoplace.train.schemes.base import Completed, Setup
+from autoplace.train.schemes.asynchronous import AsyncScheme
+from autoplace.train.schemes.base import Completed, Scheme, Setup
+
+
+def make_double_buffer(setup: Setup) -> Scheme:
+    """Lay it out with the sampler in a process of its own, or else the learner."""
+    placement = setup.placement
+    steps_here = any(
+        entry.name == placement.env_backend and not entry.has_workers for entry in BACKENDS
+    )
+    if (
+        placement.learn_device == CPU
+        and placement.sample_threads == 1
+        and steps_here
+        and setup.network.engine_here == NUMPY
+        and devices.spawns_processes()
+    ):
+        alone = dataclasses.replace(placement, num_workers=1, max_policy_lag=1)
+        with contextlib.suppress(NotPicklableError):  # environments that stay where they are made
+            return AsyncScheme(dataclasses.replace(setup, placement=alone))
+    return DoubleBufferScheme(setup)
 
 
 class DoubleBufferScheme:
