@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from autoplace.device_names import CPU
+
 SPREAD = "process"  # worker processes step; they can do so in groups
 JOINED = "joint"  # likewise, and the process that samples is one of them; in one group only
 
@@ -11,3 +15,15 @@ JOINED = "joint"  # likewise, and the process that samples is one of them; in on
 def num_started(placement: Any) -> Any:  # noqa: ANN401 - one placement or arrays of many
     """How many worker processes a placement starts."""
     return placement.num_workers - (placement.env_backend == JOINED)
+
+
+def samples_apart(placement: Any) -> Any:  # noqa: ANN401
+    """Whether its workers are processes that sample, each at its own pace."""
+    spread = np.logical_or(placement.env_backend == SPREAD, placement.env_backend == JOINED)
+    return np.logical_and(placement.num_workers > 0, np.logical_not(spread))
+
+
+def learns_apart(placement: Any) -> Any:  # noqa: ANN401
+    """Whether it starts a process that learns: where one samples meanwhile in the run's own."""
+    in_own = np.logical_and(placement.learn_device == CPU, samples_apart(placement))
+    return np.logical_and(placement.max_policy_lag > 0, np.logical_not(in_own))

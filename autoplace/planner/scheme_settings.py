@@ -2,7 +2,9 @@
 
 Under a policy lag an entropy bonus of 0.8 times its weight and a clip range of 0.75 times its own
 (0.15 instead of 0.2); minibatches of 1024 or 512 rows on an accelerator and of 2048 on the CPU.
-``tests/benchmarks/scheme_settings.py`` measures them against the defaults.
+Measured against the defaults (``tests/benchmarks/scheme_settings.py``, 16 seeds, ``double-buffer``
+on CartPole-v1 until it returned 400) those under a policy lag took 49.5k env steps instead of
+48.4k, at the same speed: they gain nothing there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``async``: sampler processes that each fill their share of a rollout, and a learner process.
+"""``async``: sampler processes that each fill their share of a rollout, and a learner beside them.
 
 ==========  ========================================================================================
 symbol      meaning
@@ -27,6 +27,7 @@ import statistics
 import numpy as np
 from numpy.typing import NDArray
 
+from autoplace.device_names import CPU
 from autoplace.measurement import Task
 from autoplace.planner.placements import Placements
 from autoplace.planner.plan import Placement
@@ -89,6 +90,17 @@ def _published(workload: Workload, placement: Placement) -> Task:
     return Task(op="elementwise", shape=(workload.network.num_parameters,))
 
 
+_IN_OWN_PROCESS = message("learner", _published)
+_COORDINATED = message("learner", state_copy, _published, ways=2)
+
+
+@reads(*_COORDINATED.fields, "learn_device")
+def _told(workload: Workload, placement: Placement) -> Work | None:
+    """Parts arrive and weights are published, by the learner itself or by who coordinates it."""
+    rule = _IN_OWN_PROCESS if placement.learn_device == CPU else _COORDINATED
+    return rule.make(workload, placement)
+
+
 def straggling_s(
     part_s: Array,
     spread_s: Array,
@@ -149,10 +161,9 @@ ASYNC = Scheme(
         _policy_step,
         _env_step,
         message("sampler"),
-        message("learner", state_copy, _published, ways=2),
+        _told,
         *LEARNER_WORK,
     ),
     layout=_layout,
     policy_lag=1,
-    learner_processes=1,
 )

@@ -147,7 +147,6 @@ class Scheme:
         layout: when it happens.
         policy_lag: iterations that the policy which samples is behind the one which learns, at
             least.
-        learner_processes: that are started beside the processes that step environments.
     """
 
     name: str
@@ -155,7 +154,6 @@ class Scheme:
     work: tuple[Rule, ...]
     layout: Callable[[Timing, Placements], tuple[Span, ...]]
     policy_lag: int = 0
-    learner_processes: int = 0
 
 
 class Sides(NamedTuple):

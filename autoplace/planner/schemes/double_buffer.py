@@ -82,5 +82,4 @@ DOUBLE_BUFFER = Scheme(
     ),
     layout=_layout,
     policy_lag=1,
-    learner_processes=1,
 )
