@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from autoplace import device
 from autoplace.cost_model import fit_cost_model
 from autoplace.engines import EAGER, NUMPY
-from autoplace.envs import inspect_env
 from autoplace.errors import CalibrationError, DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
 from autoplace.measure.active import least_sure
 from autoplace.measure.doubts import describe_doubts, examine_products
-from autoplace.measure.envs import measure_backends
 from autoplace.measure.grid import calibration_tasks, candidate_tasks
 from autoplace.measure.load import Load, LoadError
 from autoplace.measure.named_engine import engine_tasks, measure_engine
@@ -168,8 +166,16 @@ def _calibrate(
     machine: Machine | None,
     sections: Collection[str] | None,
 ) -> Calibration:
-    start_s = device.now()
+    begun_s = device.now()
     machine = machine if machine is not None else detect_machine()
+    measurements: list[Measurement] = []
+    if sections is None or section_of(PROCESS_START) in sections:
+        # A core that would only wait has something better to do.
+        spare = quick and machine.usable_cpus > 1
+        measurements += measure_process_start(
+            num_samples=1 if quick else 2, meanwhile=_import_rest if spare else None
+        )
+    start_s = device.now()
     names = _usable_devices(machine, devices)
     engines = {name: device.engines_on(name) for name in names}
     tasks = calibration_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
@@ -189,12 +195,13 @@ def _calibrate(
         session.refine()
     finally:
         session.close()
-    measurements = session.measurements()
-    impossible, odd = examine_products(measurements)
-    measurements = [m for m in measurements if m not in impossible]
-    if sections is None or section_of(PROCESS_START) in sections:
-        measurements += measure_process_start(num_samples=1 if quick else 2)
+    timed = session.measurements()
+    impossible, odd = examine_products(timed)
+    measurements += [m for m in timed if m not in impossible]
     for env in envs:
+        from autoplace.envs import inspect_env  # imports gymnasium, as does the next
+        from autoplace.measure.envs import measure_backends
+
         measurements += measure_backends(env, (1, 8), machine.usable_cpus)
         workload = inspect_env(env).workload(Hyperparameters())
         measurements += measure_own_network(own_network_tasks(workload, names, machine.usable_cpus))
@@ -204,10 +211,19 @@ def _calibrate(
         machine=machine,
         measurements=tuple(measurements),
         budget_s=budget_s,
-        spent_s=device.now() - start_s,
+        spent_s=device.now() - begun_s,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         warnings=(*session.warnings(), *describe_doubts(impossible, odd), *problems),
     )
+
+
+def _import_rest() -> None:
+    """What torch and the fit import at their first use, a second or two in all."""
+    import torch
+
+    import autoplace.fitting  # noqa: F401
+
+    torch.optim.Adam([torch.zeros(1)])
 
 
 def measure_engines(
@@ -217,6 +233,8 @@ def measure_engines(
     found: list[Measurement] = []
     problems: list[str] = []
     for engine, env in itertools.product(engines, envs):
+        from autoplace.envs import inspect_env
+
         workload = inspect_env(env).workload(Hyperparameters())
         try:
             found += measure_engine(engine_tasks(engine, workload, devices, usable_cpus))

@@ -62,7 +62,7 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
 # How many more networks, and shapes of products, fill the space between these.
-_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 80, 4
+_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 80, 20
 _CANDIDATES, _QUICK_CANDIDATES = 48, 16  # networks after those, of which the model picks
 _LARGEST_SPREAD = 2**26  # multiplications
 

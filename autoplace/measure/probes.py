@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ import torch
 from autoplace import device
 from autoplace.engines import EAGER, NUMPY, PRECISIONS
 from autoplace.interpreter import interpret_when_told, stretch, stretches
+from autoplace.measure.order import ORDER
 from autoplace.measure.timing import Probe, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
@@ -150,20 +150,6 @@ def _once_in_a_while(call: Callable[[], object], on: str) -> Callable[[int], tup
     return sample
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Order:
-    """As much as a sampler tells a learner of a rollout."""
-
-    finals: tuple[np.ndarray, np.ndarray]
-    numbers: dict[str, float]
-
-
-_ORDER = _Order(
-    finals=(np.zeros(1, np.int64), np.zeros((1, 4), np.float32)),
-    numbers=dict.fromkeys(("buffer", "version", "learning_rate", "iteration", "sent_s"), 1.0),
-)
-
-
 def _handoff(task: Task) -> Probe:
     """A message to a sleeping process and its answer, over and over."""
 
@@ -185,7 +171,7 @@ def _handoff(task: Task) -> Probe:
 def _hand_over(task: Task) -> Probe:
     # Where all cores are busy most of them wait for a moment and some for long: the mean counts.
     calls = _CROWDED_MESSAGES if task.beside else 1
-    return _exchange(task, _ORDER, lambda call: _once_in_a_while(call, task.device), calls, calls)
+    return _exchange(task, ORDER, lambda call: _once_in_a_while(call, task.device), calls, calls)
 
 
 def _exchange(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from autoplace import device
 from autoplace.measure.probes import build_probe
@@ -116,7 +116,7 @@ def find_slow_spell(moments_s: Sequence[float], readings_s: Sequence[float]) -> 
     scores = difference / (spread * np.sqrt(1 / inside + 1 / outside))
     best = int(np.argmax(np.abs(scores)))
     # A median absolute difference tells about 0.37 as much as a standard deviation.
-    limit = stats.t.isf(_FALSE_ALARMS / (2 * len(scores)), df=0.37 * (count - 1))
+    limit = -stdtrit(0.37 * (count - 1), _FALSE_ALARMS / (2 * len(scores)))
     is_inside = np.zeros(count, dtype=bool)
     is_inside[starts[best] : ends[best]] = True
     levels = np.median(logs[is_inside]) - np.median(logs[~is_inside])

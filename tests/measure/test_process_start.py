@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
+import subprocess
+import sys
+import threading
 
 import psutil
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from autoplace import device
 from autoplace.measure import process_start
 from autoplace.measure.calibrate import calibrate
+from autoplace.measure.order import ORDER
 from autoplace.measure.process_start import PROCESS_START, measure_process_start
 from tests.emulated.machine import EmulatedMachine
 from tests.emulated.spec import CpuSpec, MachineSpec
@@ -55,3 +60,24 @@ def test_a_process_imports_without_looking_for_garbage_and_collects_it_afterward
 
 def _say_of_garbage(answers: device.MessageChannel) -> None:
     answers.put((gc.isenabled(), gc.get_stats()[2]["collections"]))
+
+
+def test_what_is_to_run_meanwhile_has_run_in_another_thread() -> None:
+    threads: list[str] = []
+    (measured,) = measure_process_start(
+        num_samples=1, meanwhile=lambda: threads.append(threading.current_thread().name)
+    )
+    assert measured.num_samples == 1
+    assert threads and threads != [threading.main_thread().name]
+
+
+def test_a_process_that_answers_messages_reads_them_without_torch() -> None:
+    code = (
+        "import pickle, sys; order = pickle.loads(bytes.fromhex(sys.argv[1]));"
+        "assert order.numbers['version'] == 1.0; print('torch' in sys.modules)"
+    )
+    message = pickle.dumps(ORDER).hex()
+    found = subprocess.run(
+        [sys.executable, "-c", code, message], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "False"
