@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -124,14 +125,17 @@ class EpisodeTracker:
     @property
     def mean_return(self) -> float | None:
         """Over the last 100 episodes; ``None`` while no episode has ended."""
-        if not self._recent:
-            return None
-        return float(np.mean([episode_return for episode_return, _ in self._recent]))
+        return self._mean(0)
 
     @property
     def mean_length(self) -> float | None:
         """Over the last 100 episodes; ``None`` while no episode has ended."""
-        return float(np.mean([length for _, length in self._recent])) if self._recent else None
+        return self._mean(1)
+
+    def _mean(self, column: int) -> float | None:
+        if not self._recent:
+            return None
+        return math.fsum([episode[column] for episode in self._recent]) / len(self._recent)
 
     @property
     def longest_running(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.network import ActorCritic
-from autoplace.ppo.trial import Hear, Trial
+from autoplace.ppo.trial import STEPS, Hear, Trial
 from autoplace.ppo.update import Updater
 from autoplace.workload import Hyperparameters
 
@@ -25,6 +25,7 @@ class EngineUpdater(Updater):
     # Whether only whole minibatches are worth the engine's one-off work; the last one of an epoch,
     # where it is smaller, is eager then.
     whole_only: ClassVar[bool] = True
+    tried_steps: ClassVar[int] = STEPS
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class EngineUpdater(Updater):
         self._trial: Trial | None = None
         if hear is not None:
             device = str(network.flat.device)
-            self._trial = Trial(self.engine, "gradient step", device, hear)
+            steps = self.tried_steps
+            self._trial = Trial(self.engine, "gradient step", device, hear, steps=steps)
         self.use_moments(torch.zeros_like(self._gradient), torch.zeros_like(self._gradient), 0)
 
     def engine_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autoplace.ppo.numpy_perceptron import Array
+
 
 def scan_backward(addends: Tensor, factors: Tensor) -> Tensor:
     """Solve ``x_t = addends_t + factors_t x_{t+1}`` with ``x_T = 0`` along the first axis.
@@ -26,12 +28,30 @@ def scan_backward(addends: Tensor, factors: Tensor) -> Tensor:
     ``2^k`` steps and each factor the product over them. ``log2 T`` rounds of three operations
     replace ``T`` steps, which matters wherever an operation costs more than its arithmetic.
     """
+    if addends.device.type == "cpu":  # numpy's calls cost less
+        return torch.from_numpy(_scan_array(addends.numpy(), factors.numpy()))
+    return _scan_tensor(addends, factors)
+
+
+def _scan_tensor(addends: Tensor, factors: Tensor) -> Tensor:
     steps, reach = addends.shape[0], 1
     x, product = addends, factors[: max(0, steps - 1)]
     while reach < steps:
         head = torch.addcmul(x[:-reach], product, x[reach:])
         x = torch.cat((head, x[-reach:]))
         # Only rows that the next round still extends need their product.
+        remaining = max(0, steps - 2 * reach)
+        product = product[:remaining] * product[reach : reach + remaining]
+        reach *= 2
+    return x
+
+
+def _scan_array(addends: Array, factors: Array) -> Array:
+    steps, reach = len(addends), 1
+    x: Array = addends.copy()
+    product = factors[: max(0, steps - 1)]
+    while reach < steps:
+        x[:-reach] += product * x[reach:]
         remaining = max(0, steps - 2 * reach)
         product = product[:remaining] * product[reach : reach + remaining]
         reach *= 2

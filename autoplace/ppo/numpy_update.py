@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +24,20 @@ from autoplace.ppo.engine_updater import EngineUpdater
 from autoplace.ppo.network import ActorCritic, host_perceptron
 from autoplace.ppo.numpy_perceptron import Array
 from autoplace.ppo.trial import Hear
+from autoplace.ppo.update import UpdateStats
 from autoplace.workload import Hyperparameters
+
+
+class _Minibatch(NamedTuple):
+    """The rows of an index: ``[B, D]``, ``[A, B]``, and ``[B]`` each."""
+
+    of: Tensor
+    observations: Array
+    actions: Array
+    old_log_probs: Array
+    advantages: Array
+    returns: Array
+    old_values: Array
 
 
 class NumpyUpdater(EngineUpdater):
@@ -30,6 +45,7 @@ class NumpyUpdater(EngineUpdater):
 
     engine = NUMPY
     whole_only = False
+    tried_steps = 3  # an eager one takes several times as long, and which is faster is known
 
     def __init__(
         self,
@@ -49,6 +65,8 @@ class NumpyUpdater(EngineUpdater):
         self._critic = host_perceptron(network.critic_layers)
         ends = itertools.accumulate(spec.action_heads or (spec.action_size,), initial=0)
         self._heads = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self._keeps = False
+        self._kept: _Minibatch | None = None
         self._log_std: Array | None = None
         if network.log_std is not None and network.log_std.grad is not None:
             self._log_std = network.log_std.detach().numpy()
@@ -57,24 +75,47 @@ class NumpyUpdater(EngineUpdater):
     def _make_optimizer(self, learning_rate: float) -> Adam:
         return HostAdam(self._flat, learning_rate)
 
-    def engine_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
-        """One gradient step on the rows ``index`` (int64 ``[B]``)."""
-        hyper, width = self.hyperparameters, batch.spec.observation_size
+    def update(
+        self, batch: Batch, permutations: Sequence[Tensor], *, learning_rate: float, iteration: int
+    ) -> UpdateStats:
+        """As :meth:`Updater.update`; a minibatch of all rows is gathered once for all epochs."""
+        self._keeps = True
+        try:
+            return super().update(
+                batch, permutations, learning_rate=learning_rate, iteration=iteration
+            )
+        finally:
+            self._keeps, self._kept = False, None
+
+    def _gather(self, batch: Batch, index: Tensor) -> _Minibatch:
+        if self._kept is not None and self._kept.of is index:
+            return self._kept
+        width, normalizes = batch.spec.observation_size, self.hyperparameters.normalize_advantages
         rows = batch.rows.numpy().take(index.numpy(), 0)
-        observations = rows[:, :width]
         columns = rows[:, width:].T.copy()
         old_log_probs, advantages, returns = columns[-3:]
-
-        loss = self._policy_loss(
-            self._actor.forward(observations),
-            columns[:-3],
-            old_log_probs,
-            numpy_loss.standardize(advantages) if hyper.normalize_advantages else advantages,
-            needs_entropy=measure,
+        made = _Minibatch(
+            of=index,
+            observations=rows[:, :width],
+            actions=columns[:-3],
+            old_log_probs=old_log_probs,
+            advantages=numpy_loss.standardize(advantages) if normalizes else advantages,
+            returns=returns,
+            old_values=returns - advantages,
         )
-        values = self._critic.forward(observations)[0]
+        if self._keeps and len(index) == batch.num_rows:
+            self._kept = made
+        return made
+
+    def engine_step(self, batch: Batch, index: Tensor, *, measure: bool = False) -> None:
+        """One gradient step on the rows ``index`` (int64 ``[B]``)."""
+        hyper, rows = self.hyperparameters, self._gather(batch, index)
+        loss = self._policy_loss(
+            self._actor.forward(rows.observations), rows, needs_entropy=measure
+        )
+        values = self._critic.forward(rows.observations)[0]
         squares, by_value = numpy_loss.value_loss(
-            values, returns, returns - advantages, hyper.value_clip
+            values, rows.returns, rows.old_values, hyper.value_clip
         )
         by_value *= hyper.value_coef / len(values)
         self._actor.backward(loss.by_outputs)
@@ -98,30 +139,24 @@ class NumpyUpdater(EngineUpdater):
         self._adam_step(min(1.0, hyper.max_grad_norm / (norm + 1e-6)))
 
     def _policy_loss(
-        self,
-        outputs: Array,
-        actions: Array,
-        old_log_probs: Array,
-        advantages: Array,
-        *,
-        needs_entropy: bool,
+        self, outputs: Array, rows: _Minibatch, *, needs_entropy: bool
     ) -> numpy_loss.PolicyLoss:
         hyper = self.hyperparameters
         if self._log_std is not None:
             return numpy_loss.gaussian(
                 outputs,
                 self._log_std,
-                actions,
-                old_log_probs,
-                advantages,
+                rows.actions,
+                rows.old_log_probs,
+                rows.advantages,
                 clip_range=hyper.clip_range,
                 entropy_coef=hyper.entropy_coef,
             )
         return numpy_loss.categorical(
             outputs,
-            actions,
-            old_log_probs,
-            advantages,
+            rows.actions,
+            rows.old_log_probs,
+            rows.advantages,
             heads=self._heads,
             clip_range=hyper.clip_range,
             entropy_coef=hyper.entropy_coef,

@@ -26,8 +26,11 @@ class Trial:
         is_dropped: whether that is to go on eager.
     """
 
-    def __init__(self, engine: str, step: str, device: str, hear: Hear) -> None:
-        """Try ``engine`` at a kind of step on a device and tell ``hear`` of the verdict."""
+    def __init__(
+        self, engine: str, step: str, device: str, hear: Hear, *, steps: int = STEPS
+    ) -> None:
+        """Try ``engine`` at ``steps`` of a kind on a device and tell ``hear`` of the verdict."""
+        self._steps = steps
         self.is_over = self.is_dropped = False
         self._engine, self._step, self._device, self._hear = engine, step, device, hear
         self._eager_s: list[float] = []
@@ -57,7 +60,7 @@ class Trial:
         if difference > TOLERANCE:
             shown = format_percent(difference) if difference < 1e3 else "far more than 100 %"
             self._end(f"it differs from eager by {shown} of a {self._step}")
-        elif len(self._engine_s) == STEPS:
+        elif len(self._engine_s) == self._steps:
             engine, eager = min(self._engine_s[1:]), min(self._eager_s[1:])
             # The numpy engine's time is known from the calibration, where that has chosen it.
             if self._engine != NUMPY and engine > eager:

@@ -213,7 +213,9 @@ class Updater:
         epochs = len(permutations)
         for epoch, permutation in enumerate(permutations):
             measure = target_kl is not None or epoch == len(permutations) - 1
-            for index in permutation.split_with_sizes(sizes):
+            if epoch == 0 or len(sizes) > 1:  # where one holds all rows, their order is no matter
+                minibatches = permutation.split_with_sizes(sizes)
+            for index in minibatches:
                 self.minibatch_step(batch, index, measure=measure)
             if target_kl is not None and epoch < epochs - 1:
                 # The one wait for the device in an epoch, and only where it was asked for.

@@ -6,6 +6,8 @@ scheme draws the same numbers, and a resumed run goes on with those it would hav
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,14 +17,17 @@ from autoplace.ppo.update import draw_permutations
 from autoplace.workload import Workload
 
 _NOISE, _ORDER = 0, 1
+_AT_ONCE = 64
 
 
 class Draws:
     """What chance contributes to each iteration."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, workload: Workload, seed: int, *, minibatch_rows: int = 1) -> None:
+        """Draw for ``workload``, in minibatches of so many rows, by the run's ``seed``."""
         self._workload = workload
         self._seed = seed
+        self._is_whole = minibatch_rows >= workload.hyperparameters.rollout_rows
 
     def noise(self, iteration: int) -> Tensor:
         """``[T, N, A]`` for the sampled actions."""
@@ -32,12 +37,24 @@ class Draws:
         return draw_noise(shape, continuous=network.continuous, generator=generator)
 
     def permutations(self, iteration: int) -> Tensor:
-        """``[epochs, T N]`` for the minibatches."""
+        """``[epochs, T N]`` for the minibatches; all the same where one of them holds all rows."""
         hyper = self._workload.hyperparameters
         generator = self._generator(iteration, _ORDER)
+        if self._is_whole:
+            return draw_permutations(hyper.rollout_rows, 1, generator).expand(hyper.epochs, -1)
         return draw_permutations(hyper.rollout_rows, hyper.epochs, generator)
 
     def _generator(self, iteration: int, purpose: int) -> torch.Generator:
-        sequence = np.random.SeedSequence((self._seed, iteration, purpose))
-        state = int(sequence.generate_state(1, np.uint64)[0])
-        return torch.Generator().manual_seed(state >> 1)  # torch takes 63 bits without a sign
+        block, place = divmod(iteration, _AT_ONCE)
+        return torch.Generator().manual_seed(_generator_seeds(self._seed, purpose, block)[place])
+
+
+@functools.lru_cache(maxsize=4)
+def _generator_seeds(seed: int, purpose: int, block: int) -> list[int]:
+    """Of ``_AT_ONCE`` iterations: with cold caches, a single one takes several times as long."""
+    first = block * _AT_ONCE
+    states = [
+        np.random.SeedSequence((seed, iteration, purpose)).generate_state(1, np.uint64)[0]
+        for iteration in range(first, first + _AT_ONCE)
+    ]
+    return [int(state) >> 1 for state in states]  # torch takes 63 bits without a sign

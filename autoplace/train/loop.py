@@ -188,7 +188,7 @@ class Loop:
             hyperparameters=hyper,
             description=self.run.description,
             env_seeds=spawn_seeds(progress.seed, hyper.num_envs, stream=progress.iteration),
-            draws=Draws(workload, progress.seed),
+            draws=Draws(workload, progress.seed, minibatch_rows=placement.minibatch_rows),
             network=network,
             previous=None if saved is None else saved.previous,
             iterations=range(progress.iteration, self.num_iterations),

@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from autoplace.ppo.gae import advantages, bootstrap_values, scan_backward
+from autoplace.ppo.gae import (
+    _scan_array,
+    _scan_tensor,
+    advantages,
+    bootstrap_values,
+    scan_backward,
+)
 
 
 def recursion(rewards, values, next_values, ended, gamma, gae_lambda):
@@ -93,3 +99,10 @@ def test_a_scan_leaves_its_input_alone():
     factors = torch.full((4, 2), 0.5)
     scan_backward(addends, factors)
     assert addends.eq(1).all() and factors.eq(0.5).all()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 64])
+def test_a_scan_is_the_same_by_tensors_and_by_arrays(steps):
+    addends, factors = torch.rand(2, steps, 3, generator=torch.Generator().manual_seed(steps))
+    by_arrays = torch.from_numpy(_scan_array(addends.numpy(), factors.numpy()))
+    torch.testing.assert_close(_scan_tensor(addends, factors), by_arrays)

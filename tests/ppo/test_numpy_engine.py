@@ -105,6 +105,28 @@ def test_an_update_ends_with_the_same_weights_and_statistics(name, loss):
         torch.testing.assert_close(numpy_state[key], state[key], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", [EAGER, NUMPY])
+def test_an_update_by_minibatches_of_all_rows_is_that_in_any_order_of_them(engine):
+    hyper = Hyperparameters(num_envs=ENVS, rollout_steps=STEPS, value_clip=0.1)
+    orders = draw_permutations(STEPS * ENVS, hyper.epochs, seeded(7)).unbind(0)
+    ends = []
+    for in_one_order in (True, False):
+        network = network_of(spec_of("choice"), engine)
+        updater = make_updater(network, hyper, minibatch_rows=STEPS * ENVS)
+        updater.set_learning_rate(1e-3)
+        for iteration in range(2):  # the second rollout is another one
+            batch = make_batch(network, recorded(network), hyper)
+            if in_one_order:
+                updater.update(batch, orders, learning_rate=1e-3, iteration=iteration)
+            else:
+                for order in orders:
+                    updater.minibatch_step(batch, order)
+            ends.append(network.flat.clone())
+    for one, other in zip(ends[:2], ends[2:], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=5e-6)
+    assert (ends[1] - ends[0]).abs().max() > 1e-4
+
+
 def test_adams_state_crosses_between_the_engines():
     """Two updates in one engine are one in each, the state handed over between them."""
     hyper = Hyperparameters(num_envs=ENVS, rollout_steps=STEPS)
