@@ -25,7 +25,7 @@ _SIZES = np.array(
     [(1, 1, 1), (0, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 1)],
     dtype=float,
 )
-_QUANTILES = np.linspace(0.1, 0.9, 9)
+_QUANTILES = np.linspace(0.04, 0.96, 24)
 # Regimes that miss not even so much less than one alone are taken for chance.
 _WORTH_A_REGIME = 0.95
 
@@ -78,7 +78,7 @@ def fit_regimes(timed: Sequence[Measurement]) -> Regimes | None:
     if len(single) >= 2:
         numbers = np.array([terms_of(*m.task.shape)[:2] for m in single])
         rates, _ = _fit(numbers, np.array([m.median_s for m in single]), _ROUNDS)
-        line = [*rates.tolist(), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        line = [*rates.tolist(), *[0.0] * (terms.shape[1] - len(rates))]
     return Regimes(tuple(line), tuple(starts), tuple(below_rates), tuple(above_rates))
 
 

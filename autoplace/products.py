@@ -2,15 +2,21 @@
 
 With ``(m, k) @ (k, n)``, a call costs something whatever the sizes, ``m k n`` is the arithmetic,
 ``k n``, ``m k`` and ``m n`` are operands and results read, packed and written, ``m``, ``k`` and
-``n`` the loops around the innermost blocks. No more than that, but other rates, hold on either side
-of the size where a library changes its algorithm: where it begins to pack its operands, or to use
-more than one thread. That size, and what it is a size of, are learned. A single row is a third
-algorithm, which streams the matrix.
+``n`` the loops around the innermost blocks. What whole vectors leave of the columns of the result,
+or of its rows, takes vectors of half the length, a quarter and so on, and then single numbers: each
+another pass over one operand. No more than that, but other rates, hold on either side of the size
+where a library changes its algorithm: where it begins to pack its operands, or to use more than one
+thread. That size, and what it is a size of, are learned. A single row is a third algorithm, which
+streams the matrix.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+_VECTOR = 16  # numbers of the longest vector
+_SINGLE = 4  # fewer than so many are left to single numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +64,16 @@ class Regimes:
 
 def terms_of(m: float, k: float, n: float) -> tuple[float, ...]:
     """What the seconds of a product are a sum of."""
-    return 1.0, m * k * n, k * n, m * k, m * n, m, k, n
+    inputs, weights = m * k, k * n
+    of_columns, of_rows = _left_over(n), _left_over(m)
+    return (
+        *(1.0, m * k * n, weights, inputs, m * n, m, k, n),
+        *(inputs * passes for passes in of_columns),
+        *(weights * passes for passes in of_rows),
+    )
+
+
+def _left_over(size: float) -> tuple[float, float]:
+    """Shorter vectors, and single numbers, that make up what whole vectors leave of a size."""
+    left = math.ceil(size) % _VECTOR
+    return float(left.bit_count()), float(left % _SINGLE)

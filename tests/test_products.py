@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from autoplace.fit_products import fit_regimes, misses
@@ -20,14 +22,22 @@ def library_s(m: int, k: int, n: int) -> float:
     return 2e-6 + 0.8e-11 * m * k * n + 4e-10 * k * n
 
 
-def timed(count: int, seed: int) -> list[Measurement]:
+def vectors_s(m: int, k: int, n: int) -> float:
+    """The columns that whole vectors of 16 leave take vectors of 8, 4, 2 and 1, each a pass."""
+    passes = (n % 16 >= 8) + (n % 8 >= 4) + (n % 4 >= 2) + n % 2
+    return 0.6e-6 + 2.5e-11 * m * k * n + 4e-10 * m * k * passes
+
+
+def timed(
+    count: int, seed: int, library: Callable[[int, int, int], float] = library_s
+) -> list[Measurement]:
     rng = np.random.default_rng(seed)
     shapes: set[Shape] = set()
     while len(shapes) < count:
         m, k, n = (round(2 ** rng.uniform(0, high)) for high in (10, 10, 10))
         shapes.add((m, k, n))
     return [
-        Measurement(task=Task(op="matmul", shape=shape), times_s=(library_s(*shape),))
+        Measurement(task=Task(op="matmul", shape=shape), times_s=(library(*shape),))
         for shape in sorted(shapes)
     ]
 
@@ -44,6 +54,18 @@ def test_a_library_that_packs_large_products_is_told_at_sizes_that_were_not_time
     assert np.quantile(errors, 0.9) < 0.2
     alone = Regimes(regimes.single, (), regimes.above, regimes.above)
     assert misses(regimes, unseen) < 0.3 * misses(alone, unseen)
+
+
+def test_columns_that_fill_no_whole_vector_take_passes_of_their_own() -> None:
+    regimes = fit_regimes(timed(120, 0, vectors_s))
+    assert regimes is not None
+
+    def seconds(m: int, k: int, n: int) -> float:
+        return regimes.call_s(m, k, n) + regimes.work_s(m, k, n)
+
+    for n in (8, 9, 15, 16, 17, 31, 64, 79):
+        assert abs(seconds(256, 64, n) / vectors_s(256, 64, n) - 1) < 0.1
+    assert seconds(256, 64, 15) > 3 * seconds(256, 64, 16)
 
 
 def test_too_few_products_have_no_regimes() -> None:

@@ -215,7 +215,7 @@ def _device_tasks(
     for index in range(rounds):
         for count in counts:
             for network, rows, batches in steps:
-                for engine in (main, *others) if index == 0 else (main,):
+                for engine in (main, *others):
                     if index < len(batches):
                         yield _update(on, count, network, batches[index], engine)
                     if index < len(rows):
@@ -226,11 +226,9 @@ def _device_tasks(
             for engine in dict.fromkeys(passes_engine(e, on) for e in (main, *others)):
                 yield from _once_per_iteration(on, counts, steps, quick, engine)
     ends = tuple(dict.fromkeys((counts[0], counts[-1])))
-    for index, (network, rows, batches) in enumerate(
-        () if quick else _spread(range(1, _SPREAD + 1))
-    ):
+    for network, rows, batches in () if quick else _spread(range(1, _SPREAD + 1)):
         for count in ends:
-            for engine in (main, *others[: index % 2]):
+            for engine in (main, *others):
                 yield _update(on, count, network, batches[0], engine)
                 yield _policy(on, count, network, rows[0], engine)
     for shape in _spread_products(_QUICK_SPREAD_PRODUCTS if quick else _SPREAD_PRODUCTS):
