@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from autoplace.engines import NUMPY
@@ -61,6 +60,7 @@ class NumpyUpdater(EngineUpdater):
         self._weights = self._flat.detach().numpy()
         self._slope = self._gradient.numpy()
         self._scratch = np.empty_like(self._slope)
+        self._sums = self._metrics.numpy()
         self._actor = host_perceptron(network.actor_layers)
         self._critic = host_perceptron(network.critic_layers)
         ends = itertools.accumulate(spec.action_heads or (spec.action_size,), initial=0)
@@ -125,17 +125,12 @@ class NumpyUpdater(EngineUpdater):
 
         norm = math.sqrt(np.dot(self._slope, self._slope))
         if measure:
-            ratio = loss.surrogate.ratio
-            self._metrics += torch.tensor(
-                [
-                    -loss.surrogate.terms.mean(),
-                    squares.mean(),
-                    loss.entropy,
-                    (ratio - 1.0 - loss.surrogate.log_ratio).mean(),
-                    (np.abs(ratio - 1.0) > hyper.clip_range).mean(),
-                    norm,
-                ]
-            )
+            terms, ratio, log_ratio, _ = loss.surrogate
+            apart = ratio - 1.0
+            sums = np.add.reduce([-terms, squares, apart - log_ratio], 1)
+            clipped = np.count_nonzero(np.abs(apart) > hyper.clip_range)
+            policy, value, kl = (sums / len(values)).tolist()
+            self._sums += policy, value, loss.entropy, kl, clipped / len(values), norm
         self._adam_step(min(1.0, hyper.max_grad_norm / (norm + 1e-6)))
 
     def _policy_loss(
