@@ -132,10 +132,10 @@ class Learner:
                 acted=acted,
             )
             # The batch is normalised already: what changes here acts from the next rollout on.
-            recorded = torch.flatten(rollout.observations[:-1], 0, 1)
-            if rollout.valid_index is not None:
-                recorded = recorded.index_select(0, rollout.valid_index)
-            if recorded.shape[0]:
+            if self.network.normalize_observations and rollout.num_transitions:
+                recorded = torch.flatten(rollout.observations[:-1], 0, 1)
+                if rollout.valid_index is not None:
+                    recorded = recorded.index_select(0, rollout.valid_index)
                 self.network.update_statistics(recorded)
             devices.synchronize(self.device)
             batched_s = now()
