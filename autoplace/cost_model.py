@@ -18,6 +18,7 @@ calibration (:mod:`autoplace.kept_model`), since the libraries that fit take lon
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -238,7 +239,7 @@ class CostModel:
         error = max(self._errors[m.task] for m in rows)
         line = self._env_lines[any_number(task)]
         if line is None:
-            predicted = float(seconds[0] * task.num_envs / numbers[0])
+            predicted = self._from_one_number(task, rows[0])
             error += 0.1 * abs(math.log(task.num_envs / numbers[0]))
         else:
             predicted = line(task.num_envs)
@@ -249,6 +250,21 @@ class CostModel:
         if inside and rows[0].origin != "measured":
             source = _SOURCES[rows[0].origin]
         return _cost(predicted, error, source)
+
+    def _from_one_number(self, task: Task, known: Measurement) -> float:
+        """Seconds in proportion to the environments.
+
+        With workers only what each steps by itself is in proportion; handing over is not.
+        """
+        share = task.num_envs / known.task.num_envs
+        if not task.workers:
+            return known.median_s * share
+        alone = any_number(dataclasses.replace(task, backend="sync", workers=0))
+        if alone not in self._env_steps:
+            return known.median_s * max(share, 1.0)  # handing over may be all of it
+        one_s = min(m.median_s / m.task.num_envs for m in self._env_steps[alone])
+        before, after = (math.ceil(n / task.workers) for n in (known.task.num_envs, task.num_envs))
+        return max(known.median_s + one_s * (after - before), one_s * after)
 
 
 # What a cost is called that was taken as it stands, by the origin of the measurement.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -25,6 +24,8 @@ from typing import Any
 
 from autoplace.accelerators import DEADLINE_S, Accelerator, Probe, detect_accelerators
 from autoplace.cgroups import PROC, SYS, cpu_quota, memory_limit_bytes, read_text
+from autoplace.cpus import affinity as cpus_of_mask
+from autoplace.cpus import usable
 from autoplace.units import significant
 
 __all__ = ["Accelerator", "Machine", "detect_machine"]
@@ -253,7 +254,7 @@ def detect_machine(
         proc_root: where ``/proc`` is.
         sys_root: where ``/sys`` is.
     """
-    cpus = sorted(_affinity() if affinity is None else affinity)
+    cpus = sorted(cpus_of_mask() if affinity is None else affinity)
     quota = cpu_quota(proc_root=proc_root, sys_root=sys_root)
     versions = {"python": platform.python_version(), **_package_versions()}
     found: tuple[Accelerator, ...] = ()
@@ -264,7 +265,7 @@ def detect_machine(
             versions.update(_driver_version(proc_root))
             found = _with_power_limits(found)
     return Machine(
-        usable_cpus=min(len(cpus), max(1, math.floor(quota))) if quota else len(cpus),
+        usable_cpus=usable(len(cpus), quota),
         logical_cpus=len(cpus),
         physical_cores=_physical_cores(cpus, sys_root),
         cpu_quota=quota,
@@ -282,17 +283,6 @@ def detect_machine(
 
 # --------------------------------------------------------------------------------------------------
 # CPUs and memory
-
-
-def _affinity() -> Collection[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    import psutil
-
-    process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):  # Windows, FreeBSD
-        return list(process.cpu_affinity())
-    return range(psutil.cpu_count(logical=True) or 1)  # macOS has no affinity
 
 
 def _physical_cores(cpus: Collection[int], sys_root: Path) -> int:

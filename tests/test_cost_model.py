@@ -12,7 +12,7 @@ import pytest
 
 from autoplace.cost_model import fit_cost_model
 from autoplace.errors import CalibrationError
-from autoplace.measurement import Task
+from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.workload import EnvSpec, NetworkSpec
 from tests.synthetic import GPU, Truth, make_calibration, random_tasks
 
@@ -143,6 +143,36 @@ def test_an_environment_between_two_timed_numbers_is_interpolated() -> None:
     cost = fit_cost_model(calibration).predict([task])[task]
     assert cost.seconds == pytest.approx(5e-6 + 20e-4, rel=0.02)
     assert cost.source == "interpolated"
+
+
+def test_fewer_environments_in_as_many_workers_still_have_to_be_handed_over() -> None:
+    calibration = make_calibration(Truth())
+    times = {("sync", 0, 16): 160e-6, ("process", 2, 16): 130e-6, ("joint", 2, 16): 120e-6}
+    timed = tuple(
+        Measurement(
+            task=Task(op="env_step", env=ENV, backend=backend, workers=workers, num_envs=number),
+            times_s=(seconds,) * 5,
+        )
+        for (backend, workers, number), seconds in times.items()
+    )
+    both = dataclasses.replace(calibration, measurements=(*calibration.measurements, *timed))
+
+    def predicted(number: int, calibration: Calibration) -> dict[str, float]:
+        tasks = [
+            Task(op="env_step", env=ENV, backend=backend, workers=workers, num_envs=number)
+            for backend, workers, _ in times
+            if any(m.task.backend == backend for m in calibration.measurements)
+        ]
+        costs = fit_cost_model(calibration).predict(tasks)
+        return {str(task.backend): costs[task].seconds for task in tasks}
+
+    # A process steps 2 instead of 8, 10 us each: 60 us less, and 50 or 40 of handing over remain.
+    assert predicted(4, both) == pytest.approx({"sync": 40e-6, "process": 70e-6, "joint": 60e-6})
+    assert predicted(32, both)["process"] == pytest.approx(210e-6)
+    # Without the environment's own time nobody knows how much of it is handing over.
+    apart = dataclasses.replace(calibration, measurements=(*calibration.measurements, timed[1]))
+    assert predicted(4, apart) == pytest.approx({"process": 130e-6})
+    assert predicted(32, apart) == pytest.approx({"process": 260e-6})
 
 
 def test_an_environment_that_was_never_timed_names_the_next_command() -> None:

@@ -14,7 +14,16 @@ PACKAGE = Path(__file__).parents[1] / "autoplace"
 # Lowest first. A module imports from its own line and the lines above it, never from below.
 LAYERS = (
     ("_version", "importing"),
-    ("errors", "units", "device_names", "engines", "cgroups", "interpreter", "processes"),
+    (
+        "errors",
+        "units",
+        "device_names",
+        "engines",
+        "cgroups",
+        "cpus",
+        "interpreter",
+        "processes",
+    ),
     ("clock", "shared_array"),
     ("accelerators", "device", "files", "home"),
     ("machine", "workload"),

@@ -28,12 +28,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from autoplace.cpus import usable_cpus
 from autoplace.envs.description import EnvDescription
 from autoplace.envs.make import registered_spec
 from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step
 from autoplace.envs.workers import (
+    AWAKE_S,
     DEADLINE_S,
     QUIT,
     READY,
@@ -164,6 +166,8 @@ class ProcessVectorEnv:
             shared=shared,
             deadline_s=deadline_s,
             may_restart=self._restarts.allowed,
+            # Awake it would keep a core busy that the workers need: they would crowd on the others.
+            awake_s=AWAKE_S if len(shares) < usable_cpus() else 0.0,
             use_threads=use_threads,
         )
         self._indices = range(len(shares))

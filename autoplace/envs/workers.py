@@ -3,8 +3,8 @@
 A worker is a process of its own (in tests also a thread), started by ``spawn`` on every system: it
 inherits neither a device context nor a lock. Between it and the trainer there is a channel of
 one-byte signals; what is large lies in shared memory that has no name, so that nothing is left
-behind whatever ends the run. Either side looks for a signal awake before it sleeps: a vector step
-is often shorter than a few wake-ups.
+behind whatever ends the run. Either side looks for a signal awake before it sleeps, where there are
+cores for all: a vector step is often shorter than a few wake-ups.
 
 How each end comes about:
 
@@ -53,7 +53,7 @@ DEADLINE_S = 120.0
 START_DEADLINE_S = 180.0  # imports from a cold disk take long
 _GRACE_S = 5.0  # for a worker to close what it holds
 # Seconds of a wait that are spent awake: a few times what falling asleep and being woken up take.
-_AWAKE_S = 2e-4
+AWAKE_S = 2e-4
 
 _ENDED = "the environment workers have ended: make the environments anew"
 
@@ -111,8 +111,8 @@ class Channel:
         else:
             self._connection.send_bytes(byte)
 
-    def wait(self) -> bytes:
-        """The next signal, for which it stays awake at first.
+    def wait(self, *, awake_s: float = AWAKE_S) -> bytes:
+        """The next signal, for which it stays awake for ``awake_s`` at first.
 
         Between two looks the core is left to whoever else has work for it.
 
@@ -120,7 +120,7 @@ class Channel:
             EOFError: the other end is gone.
             TimeoutError: the deadline has passed.
         """
-        sleep_s = time.perf_counter() + _AWAKE_S
+        sleep_s = time.perf_counter() + awake_s
         while not self._has_signal() and time.perf_counter() < sleep_s:
             _yield_core()
         if _POSIX:
@@ -178,6 +178,7 @@ class Workers:
         deadline_s: float = DEADLINE_S,
         start_deadline_s: float = START_DEADLINE_S,
         may_restart: bool = False,
+        awake_s: float = AWAKE_S,
         use_threads: bool = False,
     ) -> None:
         """Start them all, and wait until each is ready.
@@ -190,6 +191,7 @@ class Workers:
             deadline_s: how long an answer may take until a worker counts as hung.
             start_deadline_s: how long it may take to become ready.
             may_restart: let the others live when one is lost, for :meth:`restart`.
+            awake_s: how long the caller stays awake in a wait before it sleeps.
             use_threads: run them as threads of this process; such cannot be killed.
 
         Raises:
@@ -199,6 +201,7 @@ class Workers:
         self.names = list(names)
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
         self._may_restart, self._use_threads = may_restart, use_threads
+        self._awake_s = awake_s
         self._shared = shared or SharedArrays({})
         self._payloads = [pickled((target, argument), str(argument)) for argument in arguments]
         self._channels: list[Channel] = []
@@ -286,7 +289,7 @@ class Workers:
             EnvError: the worker raised (its traceback is the cause). All have been stopped.
         """
         try:
-            byte = self._channels[index].wait()
+            byte = self._channels[index].wait(awake_s=self._awake_s)
         except IndexError:
             raise EnvError(_ENDED) from None
         except TimeoutError:

@@ -17,7 +17,7 @@ from autoplace import device
 from autoplace.engines import EAGER, NUMPY, PRECISIONS
 from autoplace.interpreter import interpret_when_told, stretch, stretches
 from autoplace.measure.order import ORDER
-from autoplace.measure.timing import Probe, timed_calls
+from autoplace.measure.timing import Probe, other_work, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
 from autoplace.ppo.distribution import draw_noise
@@ -136,10 +136,7 @@ def _once_in_a_while(call: Callable[[], object], on: str) -> Callable[[int], tup
     def sample(calls: int) -> tuple[float]:
         elapsed_s = 0.0
         for _ in range(calls):
-            end_s = device.now() + _APART_S
-            while device.now() < end_s:
-                stretch()
-                device.charge(seconds=_APART_S)
+            other_work(_APART_S)
             device.synchronize(on)
             start_s = device.now()
             call()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autoplace import device
+from autoplace.interpreter import stretch
 from autoplace.measurement import Measurement, Task
 
 MIN_SAMPLES = 3  # before the time limit counts
@@ -65,6 +66,14 @@ def timed_calls(call: Callable[[], object], on: str, *, wait_each: bool = False)
         return ((device.now() - start_s) / calls,)
 
     return sample
+
+
+def other_work(seconds: float) -> None:
+    """So long of something else."""
+    end_s = device.now() + seconds
+    while device.now() < end_s:
+        stretch()
+        device.charge(seconds=seconds)
 
 
 _Sampler = Callable[[int], Sequence[float]]

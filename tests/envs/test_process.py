@@ -485,3 +485,31 @@ def test_forty_kills_at_random_moments_leave_nothing(tmp_path):
             assert process.returncode == 1 and "was killed by SIGKILL" in errors, (count, errors)
         assert wait_until(lambda found=[*workers, *children]: all(map(gone, found)))
     assert shared_segments() <= before
+
+
+@pytest.mark.parametrize(
+    ("cpus", "num_workers", "joins", "stays_awake"),
+    [
+        (4, 2, False, True),
+        (2, 2, False, False),  # the workers need both cores
+        (2, 2, True, True),  # there is only one beside the caller
+    ],
+)
+def test_who_waits_leaves_the_cores_to_the_workers(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, num_workers: int, joins: bool, stays_awake: bool
+) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr("autoplace.envs.process.usable_cpus", lambda: cpus)
+    monkeypatch.setattr(
+        "autoplace.envs.workers._yield_core", lambda: looks.append(threading.current_thread().name)
+    )
+    description = inspect_env(EnvSpec.make(register("Awake", Counter)))
+    envs = ProcessVectorEnv(description, 4, num_workers=num_workers, joins=joins, use_threads=True)
+    try:
+        envs.reset([0, 1, 2, 3])
+        looks.clear()
+        for _ in range(50):
+            envs.step(ZEROS)
+    finally:
+        envs.close()
+    assert (threading.main_thread().name in looks) is stays_awake
