@@ -235,7 +235,6 @@ class CostModel:
                 f"run `autoplace calibrate --env {task.env.id}`"
             )
         numbers = np.array([float(m.task.num_envs) for m in rows])
-        seconds = np.array([m.median_s for m in rows])
         error = max(self._errors[m.task] for m in rows)
         line = self._env_lines[any_number(task)]
         if line is None:
