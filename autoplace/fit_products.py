@@ -85,7 +85,7 @@ def fit_regimes(timed: Sequence[Measurement]) -> Regimes | None:
 def _fit(
     terms: Array, seconds: Array, rounds: int, own: NDArray[np.bool_] | None = None
 ) -> tuple[Array, float]:
-    """Rates at or above zero, and what they miss altogether (soft L1 of relative errors).
+    """Rates at or above zero, and what they miss altogether (roots of relative errors).
 
     Only what is its ``own`` counts as missed; the rest draws rates weakly towards those of all.
     """
@@ -99,11 +99,14 @@ def _fit(
         rates, _ = nnls(relative * weights[:, None], weights, maxiter=1000)
         misses = np.log(np.maximum(relative @ rates, 1e-9)) / _ERROR
         soft = np.sqrt(1 + misses**2)
-    return rates / scale, float(np.sum((soft - 1)[share == 1.0]))
+    return rates / scale, float(np.sum((np.sqrt(soft) - 1)[share == 1.0]))
 
 
 def misses(model: ProductModel, timed: Sequence[Measurement]) -> float:
-    """By how much a model misses what was timed altogether (soft L1 of relative errors)."""
+    """By how much a model misses what was timed altogether (roots of relative errors).
+
+    What is far out of line says no more than that it is.
+    """
     found = [model.call_s(*m.task.shape) + model.work_s(*m.task.shape) for m in timed]
     off = np.log(np.array(found) / [m.median_s for m in timed]) / _ERROR
-    return float(np.sum(np.sqrt(1 + off**2) - 1))
+    return float(np.sum((1 + off**2) ** 0.25 - 1))

@@ -38,6 +38,8 @@ _NUGGETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 _HYPERPARAMETERS = tuple(itertools.product(_LENGTHS, _SIGNALS, _NUGGETS))
 _LEAST_WEIGHT = 0.01  # of hyperparameters, against the best; what is less likely is left out
 _LEARNING_ROUNDS = 20  # of expectation maximisation
+# What is slower than its kind by more than this, in logarithms, and by so many spreads is doubted.
+_OUT_OF_LINE, _OUT_OF_LINE_SPREADS = 1.0, 8.0
 _TASKS_FOR_HALF = 20  # left-out tasks whose say in the length of intervals is worth one half
 
 
@@ -58,6 +60,8 @@ def fit_parameters(calibration: Calibration) -> ModelParameters:
         )
         for rows in timed.by_kind.values()
     ]
+    for kind, rows in zip(kinds, timed.by_kind.values(), strict=True):
+        errors.update(zip((m.task for m in rows), kind.errors.tolist(), strict=True))
     log_prior = _shared_prior(np.array([kind.log_likelihood for kind in kinds]))
     return ModelParameters(
         primitives=primitives,
@@ -83,6 +87,7 @@ class _Kind:
         errors: the standard error of each median, relative.
 
     Attributes:
+        errors: likewise, of what is out of line as much as it is.
         log_likelihood: of the timings, under each of the hyperparameters.
     """
 
@@ -91,10 +96,11 @@ class _Kind:
         self._factors = _fit_factors(parts, log_seconds)
         base, gradients = linearised(parts, self._factors)
         self._residual = log_seconds - base
+        self.errors = _doubted(self._residual, errors)
         features = np.array([features_of(m.task) for m in rows])
         self._covariances = covariances(
             gradients,
-            errors,
+            self.errors,
             features / spreads_of(features),
             _HYPERPARAMETERS,
             lambda timed, length: np.asarray(Matern(length, nu=1.5)(timed)),
@@ -119,6 +125,17 @@ class _Kind:
             left_out=tuple(left_out.tolist()),
             stretch=_stretch(np.abs(left_out) / deviations),
         )
+
+
+def _doubted(residual: Array, errors: Array) -> Array:
+    """Standard errors, of what took far longer than others of its kind as long as it missed them.
+
+    Threads that share a core with another program, or with each other, may wait for time slices as
+    long as a task is timed: thousands of times what it takes.
+    """
+    off = residual - np.median(residual)
+    limit = max(_OUT_OF_LINE, _OUT_OF_LINE_SPREADS * 1.4826 * float(np.median(np.abs(off))))
+    return np.where(off > limit, np.maximum(errors, off), errors)
 
 
 def _log_density(residual: Array, covariance: Array) -> float:

@@ -80,6 +80,19 @@ def test_samples_a_thousand_times_too_long_do_not_move_predictions(spread: float
         assert second[task].seconds == pytest.approx(first[task].seconds, rel=bound)
 
 
+def test_tasks_that_waited_for_a_core_all_along_do_not_spoil_others_of_their_kind() -> None:
+    truth = Truth()
+    calibration = make_calibration(truth)
+    products = [m for m in calibration.measurements if m.task.op == "matmul"]
+    stuck = [
+        dataclasses.replace(m, times_s=tuple(1000 * t for t in m.times_s)) for m in products[::12]
+    ]
+    assert len(stuck) >= 5
+    tasks = [t for t in random_tasks(np.random.default_rng(3), "cpu", 60, 1) if t.op == "matmul"]
+    errors = np.abs(log_errors(truth, tasks, fit_cost_model(calibration.with_measurements(stuck))))
+    assert np.median(errors) < 0.05
+
+
 def test_intervals_hold_for_most_sizes_that_were_never_timed() -> None:
     truth = Truth(gpu=True)
     held = []

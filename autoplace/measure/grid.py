@@ -32,7 +32,7 @@ SKINNY = (
 )
 QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256), (256, 64, 8))
 STREAMED = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-QUICK_STREAMED = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+QUICK_STREAMED = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 23)
 ACTIVATED = (1 << 9, 1 << 14, 1 << 19)
 COPIED_BYTES = (256, 4096, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 14, 1 << 18)
 CROWDED, QUICK_CROWDED = 1 << 14, 1 << 11  # most stretches of Python, some 0.1 s and 10 ms
@@ -62,7 +62,7 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
 # How many more networks, and shapes of products, fill the space between these.
-_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 80, 20
+_SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 80, 40
 _CANDIDATES, _QUICK_CANDIDATES = 48, 16  # networks after those, of which the model picks
 _LARGEST_SPREAD = 2**26  # multiplications
 
