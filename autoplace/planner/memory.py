@@ -7,21 +7,35 @@ import math
 from dataclasses import dataclass
 
 from autoplace.device_names import CPU
+from autoplace.engines import EAGER, NUMPY, engine_on
 from autoplace.planner.backends import JOINED, SPREAD, num_started
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
+from autoplace.ppo.numpy_perceptron import PASS_ROWS as NUMPY_PASS_ROWS
 from autoplace.workload import FLOAT_BYTES, PASS_NUMBERS, PASS_ROWS, NetworkSpec, Workload
 
 # Share of the free memory that a plan may use: the rest is for what an estimate cannot see
 # (allocator slack, library workspaces, the environments themselves).
 USABLE_FRACTION = 0.8
-# What a process keeps to itself that has imported what learning needs, or what acting needs, or
-# that steps environments only; measured under Linux (tests/benchmarks/memory_estimates.py).
-_LEARNING_BYTES = 200 * 2**20
-_ACTING_BYTES = 140 * 2**20
+# What a process keeps to itself, measured under Linux (tests/benchmarks/memory_estimates.py): that
+# of the run beyond what planning took; another one with torch; one without, simple environments
+# included; and what multiprocessing starts beside the first process.
+_RUN_BYTES = 132 * 2**20
+_TORCH_BYTES = 150 * 2**20
 _STEPPING_BYTES = 30 * 2**20
-# Weights and moments of a checkpoint: taken, written to memory, and as a whole.
-_CHECKPOINT_COPIES = 3 * 3
+_TRACKER_BYTES = 6 * 2**20
+# Copies of the weights that a learner on the host comes to: weights, gradient, moments and scratch
+# (5); what both engines are given in a trial, and one of their steps (8); a checkpoint in the place
+# of those, taken and in memory; what initialisation and the gaps between all these leave (8).
+_LEARNING_COPIES = 21
+# With a policy lag a checkpoint holds the weights before, twice.
+_PREVIOUS_COPIES = 2
+# Numbers by row that advantages are made through beside what is listed, at a time.
+_ADVANTAGE_VECTORS = 12
+# Views of the rows of a vector step, as tensors and as arrays.
+_STEP_BYTES = 4096
+# Weights and moments of a checkpoint: taken, and written to memory.
+_CHECKPOINT_COPIES = 2 * 3
 # Fields of a placement that memory depends on.
 FIELDS = (
     "num_envs",
@@ -32,6 +46,8 @@ FIELDS = (
     "env_backend",
     "num_workers",
     "max_policy_lag",
+    "engine",
+    "sample_threads",
 )
 
 
@@ -55,29 +71,65 @@ def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
     orders = 8 * workload.hyperparameters.epochs * rows  # of rows in each epoch
     noise = FLOAT_BYTES * rows * workload.network.action_size
     rollout = _rollout_bytes(workload, placement)
-    learner = rollout + orders + _learner_bytes(workload, placement)
     lag = placement.max_policy_lag
+    host = _processes_bytes(workload, placement)
+    host += _STEP_BYTES * workload.hyperparameters.rollout_steps
     if placement.learn_device == CPU:
-        host = learner + noise
-        if lag:  # every other rollout of the lag, the sampler's weights, and orders to be sent
-            host += lag * (rollout + orders) + 2 * weights
-    else:  # the host keeps its side of everything that crosses
-        host = (1 + lag) * (rollout + orders) + noise + 4 * weights
-    host += _CHECKPOINT_COPIES * weights + _processes_bytes(placement)
-    needed = {CPU: host}
-    if placement.learn_device != CPU:
-        samples_there = placement.sample_device != CPU
-        needed[placement.learn_device] = learner + (noise if samples_there else 0)
-    return needed
+        host += orders + _host_learning_bytes(workload, placement)
+        # Each rollout of a lag has its own noise, and each version of the weights two copies: one
+        # that acts, one that is learned from.
+        host += (1 + lag) * (rollout + noise)
+        if lag:
+            host += (2 * (1 + lag) + _PREVIOUS_COPIES) * weights
+        return {CPU: host}
+    # The host keeps its side of everything that crosses.
+    host += (1 + lag) * (rollout + orders) + noise + (4 + _CHECKPOINT_COPIES) * weights
+    samples_there = placement.sample_device != CPU
+    there = rollout + orders + _learner_bytes(workload, placement)
+    return {CPU: host, placement.learn_device: there + (noise if samples_there else 0)}
 
 
-def _processes_bytes(placement: Placement) -> int:
+def _processes_bytes(workload: Workload, placement: Placement) -> int:
     """What all processes keep to themselves before anything is allocated."""
-    # Workers of other backends are samplers, which act too.
-    steps_only = placement.env_backend in (SPREAD, JOINED)
-    worker = _STEPPING_BYTES if steps_only else _ACTING_BYTES
-    learner = _ACTING_BYTES + _LEARNING_BYTES if placement.max_policy_lag else _LEARNING_BYTES
-    return learner + int(num_started(placement)) * worker
+    has_workers = placement.env_backend in (SPREAD, JOINED)
+    engine = engine_on(placement.engine, CPU, is_plain=workload.network.is_plain)
+    samples_apart = placement.num_workers > 0 and not has_workers  # async
+    learns_apart = placement.learn_device != CPU and placement.max_policy_lag > 0
+    if placement.max_policy_lag and not samples_apart and not learns_apart:  # double-buffer
+        samples_apart = engine == NUMPY and placement.sample_threads == 1 and not has_workers
+        learns_apart = not samples_apart
+    samplers = max(1, placement.num_workers) if samples_apart else 0
+    workers = int(num_started(placement)) if has_workers else 0
+    total = _RUN_BYTES + (_TORCH_BYTES if learns_apart else 0) + workers * _STEPPING_BYTES
+    total += samplers * (_STEPPING_BYTES if engine == NUMPY else _TORCH_BYTES)
+    return total + (_TRACKER_BYTES if samplers or workers or learns_apart else 0)
+
+
+def _host_learning_bytes(workload: Workload, placement: Placement) -> int:
+    """What learning on the CPU comes to beside the rollouts and the processes.
+
+    Allocators seldom give back what one phase has used and the next one cannot, so phases add up.
+    """
+    network, hyper = workload.network, workload.hyperparameters
+    rows = hyper.rollout_steps * placement.num_envs
+    width = 0 if network.images else network.observation_size
+    images = network.observation_size if network.images else 0  # as floats, where they are read
+    matrix = rows * (width + network.action_columns + 3)
+    advantages = rows * (width + network.action_size + _ADVANTAGE_VECTORS)
+    outputs = [positions * out for positions, _, out in network.matmuls()]
+    engine = engine_on(placement.engine, CPU, is_plain=network.is_plain)
+    if engine == NUMPY:  # each network that has acted keeps the activations of a pass
+        passes = (1 + placement.max_policy_lag) * min(rows, NUMPY_PASS_ROWS) * sum(outputs)
+    else:  # a layer holds its input and its output
+        widest = max(a + b for a, b in itertools.pairwise((images, *outputs)))
+        passes = min(rows, PASS_ROWS, _pass_rows(network)) * widest
+    # Activations and the gradients by them, of the engine and of the one that it is compared with.
+    part = math.ceil(placement.minibatch_rows / placement.accumulation_steps)
+    engines = 2 if engine != EAGER else 1
+    step = placement.minibatch_rows * (network.observation_size + network.action_columns + 8)
+    step += engines * part * (images + 2 * sum(outputs))
+    copies = _LEARNING_COPIES * network.num_parameters
+    return FLOAT_BYTES * (copies + matrix + advantages + passes + step)
 
 
 def _rollout_bytes(workload: Workload, placement: Placement) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-_PASS_ROWS = 1024  # of one pass without gradients: its activations stay in a core's cache
+PASS_ROWS = 1024  # of one pass without gradients: its activations stay in a core's cache
 
 
 class NumpyPerceptron:
@@ -89,7 +89,7 @@ class NumpyPerceptron:
     def outputs(self, x: Array) -> Array:
         """A new array of outputs ``[B, K]`` of any number of rows ``[B, I]``."""
         outputs = np.empty((x.shape[0], len(self._last_bias)), np.float32)
-        for start in range(0, x.shape[0], _PASS_ROWS):
-            part = slice(start, start + _PASS_ROWS)
+        for start in range(0, x.shape[0], PASS_ROWS):
+            part = slice(start, start + PASS_ROWS)
             outputs[part] = self.forward(x[part]).T
         return outputs

@@ -320,7 +320,10 @@ def minibatch_losses(
 
 def draw_permutations(num_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
     """Host int64 ``[epochs, num_rows]``: the order of rows in each epoch."""
-    return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(epochs)])
+    orders = torch.empty(epochs, num_rows, dtype=torch.int64)
+    for order in orders:
+        torch.randperm(num_rows, generator=generator, out=order)
+    return orders
 
 
 def restrict(permutation: Tensor, num_rows: int) -> Tensor:

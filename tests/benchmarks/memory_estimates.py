@@ -8,6 +8,7 @@ top of what the planning process had before.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -24,7 +25,14 @@ from autoplace.planner.search import make_plan
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 REFERENCE = Path(__file__).parents[2] / "calibration" / "reference-2-cores.json"
-SCHEMES = ("cpu", "double-buffer", "async")
+# env, scheme, what else is fixed
+CASES = (
+    ("CartPole-v1", "cpu", {}),
+    ("CartPole-v1", "cpu", {"env_backend": "process", "num_workers": 2}),
+    ("CartPole-v1", "double-buffer", {}),
+    ("CartPole-v1", "async", {}),
+    ("Hopper-v5", "async", {"env_backend": "sync"}),
+)
 # num_envs, rollout_steps, minibatch_rows, hidden_sizes: nothing much; the rollout; the weights
 SIZES = ((8, 128, 128, (64, 64)), (64, 2048, 4096, (64, 64)), (8, 128, 128, (1024, 1024)))
 ITERATIONS = 4
@@ -33,20 +41,26 @@ POLL_S = 0.02
 
 def run(row: str) -> None:
     """Plan, say the estimate, wait for a line, and run."""
-    scheme, num_envs, rollout_steps, minibatch_rows, hidden_sizes = json.loads(row)
+    env, scheme, fixed, *sizes = json.loads(row)
+    num_envs, rollout_steps, minibatch_rows, hidden_sizes = sizes
     hyper = Hyperparameters(
         num_envs=num_envs,
         rollout_steps=rollout_steps,
         minibatch_rows=minibatch_rows,
         hidden_sizes=tuple(hidden_sizes),
     )
+    network = NetworkSpec(observation_size=4, hidden_sizes=hyper.hidden_sizes, action_size=2)
+    if env == "Hopper-v5":
+        network = dataclasses.replace(network, observation_size=11, action_size=3, continuous=True)
     workload = Workload(
-        env=EnvSpec.make("CartPole-v1"),
-        network=NetworkSpec(observation_size=4, hidden_sizes=hyper.hidden_sizes, action_size=2),
-        hyperparameters=hyper,
-        action_bytes=8,
+        env=EnvSpec.make(env), network=network, hyperparameters=hyper, action_bytes=8
     )
-    plan = make_plan(store.read_calibration(REFERENCE), workload, scheme=scheme)
+    # What CartPole's steps cost serves every environment and backend: no time matters here.
+    timed = dataclasses.replace(workload, env=EnvSpec.make("CartPole-v1"))
+    plan = make_plan(store.read_calibration(REFERENCE), timed, scheme=scheme)
+    placement = dataclasses.replace(plan.placement, **fixed)
+    chosen = dataclasses.replace(plan.chosen, placement=placement)
+    plan = dataclasses.replace(plan, workload=workload, chosen=chosen)
     print(estimate_bytes(workload, plan.placement)["cpu"], flush=True)
     sys.stdin.readline()
     from autoplace.train import train
@@ -71,12 +85,12 @@ def held_bytes(root: psutil.Process) -> int:
 
 def main() -> None:
     """Measure every scheme with every size."""
-    for scheme, sizes in itertools.product(SCHEMES, SIZES):
+    for case, sizes in itertools.product(CASES, SIZES):
         command = [
             sys.executable,
             "-m",
             "tests.benchmarks.memory_estimates",
-            json.dumps((scheme, *sizes)),
+            json.dumps((*case, *sizes)),
         ]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -91,8 +105,9 @@ def main() -> None:
                 peak = max(peak, held_bytes(root))
                 time.sleep(POLL_S)
         added = peak - before
+        name = " ".join((*case[:2], *map(str, case[2].values())))
         print(
-            f"{scheme:<14} {sizes!s:<32} {added / 2**20:6.0f} MiB, estimated "
+            f"{name:<34} {sizes!s:<32} {added / 2**20:6.0f} MiB, estimated "
             f"{estimate / 2**20:6.0f}, ratio {estimate / added:.2f}",
             flush=True,
         )

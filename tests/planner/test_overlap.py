@@ -294,6 +294,18 @@ def test_a_lag_keeps_rollouts_weights_and_processes_in_memory() -> None:
     assert 50e6 < process < 500e6
 
 
+def test_what_acts_by_numpy_needs_no_torch_beside_the_run() -> None:
+    eager = placements_of(ASYNC, num_workers=4).placement(0)
+    light = dataclasses.replace(eager, engine="numpy")
+    saved = estimate_bytes(WORKLOAD, eager)["cpu"] - estimate_bytes(WORKLOAD, light)["cpu"]
+    assert saved > 4 * 100e6  # of 120 MiB each, less what the engine keeps beside eager's
+    # Double-buffer starts one sampler then; else a learner, which is a process with torch.
+    one = dataclasses.replace(light, num_workers=0)
+    apart = dataclasses.replace(one, sample_threads=2)
+    more = estimate_bytes(WORKLOAD, apart)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
+    assert more == (150 - 30) * 2**20
+
+
 def test_a_calibrated_contention_makes_overlap_dearer_and_leaves_turns_alone() -> None:
     quiet, loud = (
         make_calibration(Truth(contention=c), env=ENV, env_step_s=1e-4) for c in (0.0, 0.3)
