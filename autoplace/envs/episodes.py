@@ -48,10 +48,10 @@ class EpisodeTracker:
         self._num_rows = 0
         self._ended: list[Episode] = []
 
-    def add(self, step: Step, first: int = 0) -> None:
-        """Account for one vector step of the environments from ``first`` on."""
+    def add(self, step: Step) -> None:
+        """Account for one vector step."""
         lost = () if step.valid is None else np.flatnonzero(step.truncated & ~step.valid)
-        self._add(step.rewards, step.valid, step.ended, lost, first)
+        self._add(step.rewards, step.valid, step.ended, lost)
 
     def add_rollout(self, outcomes: np.ndarray, valid_index: np.ndarray | None = None) -> None:
         """Account for a rollout at once.
@@ -62,38 +62,53 @@ class EpisodeTracker:
                 are.
         """
         steps, _, num_envs = outcomes.shape
-        mask: np.ndarray | None = None
+        over = np.logical_or(outcomes[:, 1], outcomes[:, 2])
         if valid_index is not None:
             mask = np.zeros((steps, num_envs), np.bool_)
             mask.flat[valid_index] = True
-        ended: list[list[int]] = [[] for _ in range(steps)]
-        lost: list[list[int]] = [[] for _ in range(steps)]
-        for t, env in np.argwhere(outcomes[:, 1:].any(1)).tolist():
-            (ended if mask is None or mask[t, env] else lost)[t].append(env)
-        for t, row in enumerate(outcomes):
-            self._add(row[0], None if mask is None else mask[t], ended[t], lost[t], 0)
+            for row, ends, valid in zip(outcomes, over, mask, strict=True):
+                ended, lost = np.flatnonzero(ends & valid), np.flatnonzero(ends & ~valid)
+                self._add(row[0], valid, ended, lost)
+            return
+        start = 0
+        for t in np.flatnonzero(over.any(1)).tolist():
+            self._run_on(outcomes[start : t + 1, 0])
+            self._end(np.flatnonzero(over[t]))
+            start = t + 1
+        self._run_on(outcomes[start:, 0])
+
+    def _run_on(self, rewards: np.ndarray) -> None:
+        """Rows ``[K, N]`` in which no episode ends, but in the last."""
+        # One row after the other, whatever the shape: the same bits as step by step.
+        self._returns = np.add.accumulate(np.vstack((self._returns, rewards)))[-1]
+        self._lengths += len(rewards)
+        self._num_rows += rewards.size
 
     def _add(
         self,
         rewards: np.ndarray,
         valid: np.ndarray | None,
-        ended: Sequence[int],
+        ended: Sequence[int] | np.ndarray,
         lost: Sequence[int] | np.ndarray,
-        first: int,
     ) -> None:
         self._num_rows += len(rewards)
-        part = slice(first, first + len(rewards))
-        returns, lengths = self._returns[part], self._lengths[part]
         if valid is None:
-            returns += rewards
-            lengths += 1
+            self._returns += rewards
+            self._lengths += 1
         else:
-            returns += np.where(valid, rewards, 0.0)
-            lengths += valid
+            self._returns += np.where(valid, rewards, 0.0)
+            self._lengths += valid
             self.num_skipped += len(valid) - int(np.count_nonzero(valid))
+        self._end(ended)
+        for index in lost:
+            self._returns[index], self._lengths[index] = 0.0, 0
+
+    def _end(self, ended: Sequence[int] | np.ndarray) -> None:
+        """End the episodes of some environments with the last row."""
+        returns, lengths = self._returns, self._lengths
         for index in ended:
             episode = Episode(
-                env=first + int(index),
+                env=int(index),
                 episode_return=float(returns[index]),
                 length=int(lengths[index]),
                 env_steps=self._num_rows - self.num_skipped,
@@ -103,8 +118,6 @@ class EpisodeTracker:
             returns[index] = 0.0
             lengths[index] = 0
             self.num_episodes += 1
-        for index in lost:
-            returns[index], lengths[index] = 0.0, 0
 
     def take_ended(self, env_steps: int) -> tuple[Episode, ...]:
         """Episodes that ended within the first ``env_steps`` seen, but for those taken before."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.vector import Step
 
 
@@ -16,11 +15,10 @@ class OutcomeRecorder:
             final observations were taken last; ``None`` where all are.
     """
 
-    def __init__(self, outcomes: np.ndarray, episodes: EpisodeTracker | None) -> None:
-        """Write into ``outcomes``, ``[T, 3, N]`` on the host, and tell ``episodes``, if any."""
+    def __init__(self, outcomes: np.ndarray) -> None:
+        """Write into ``outcomes``, ``[T, 3, N]`` on the host."""
         self._rows = [tuple(row) for row in outcomes]
         self._num_envs = outcomes.shape[2]
-        self._episodes = episodes
         self._index: list[int] = []
         self._finals: list[np.ndarray] = []
         self._invalid: list[int] = []
@@ -45,8 +43,6 @@ class OutcomeRecorder:
                 self._finals.append(step.final_observations[position])
         if step.valid is not None:
             self._invalid.extend((start + np.flatnonzero(~step.valid)).tolist())
-        if self._episodes is not None:
-            self._episodes.add(step, first)
 
     def take_finals(self, observation_size: int) -> tuple[np.ndarray, np.ndarray]:
         """(index ``[F]``, observations ``[F, D]``) of truncated episodes; starts a new rollout.

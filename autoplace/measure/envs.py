@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -126,20 +127,28 @@ def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
     description = inspect_env(env)
     measurements = []
     for task in tasks:
-        series, episodes = Series(tasks=(task,)), EpisodeTracker(task.num_envs)
-        probe = _env_step(task, description, episodes)
+        series, rows = Series(tasks=(task,)), _Rows()
+        probe = _env_step(task, description, rows)
         try:
             run_probe(probe, series, time_limit_s=_TIME_LIMIT_S, min_samples=5)
         finally:
             probe.close()
         measurements += [
-            dataclasses.replace(m, valid_fraction=episodes.valid_fraction)
+            dataclasses.replace(m, valid_fraction=1 - rows.resets / rows.total)
             for m in series.measurements()
         ]
     return measurements
 
 
-def _env_step(task: Task, description: EnvDescription, episodes: EpisodeTracker) -> Probe:
+@dataclass(slots=True)
+class _Rows:
+    """How many there were, and how many of them only reset an environment."""
+
+    total: int = 0
+    resets: int = 0
+
+
+def _env_step(task: Task, description: EnvDescription, rows: _Rows) -> Probe:
     assert task.backend is not None
     envs = make_vector_env(
         description, num_envs=task.num_envs, backend=task.backend, num_workers=task.workers
@@ -148,7 +157,7 @@ def _env_step(task: Task, description: EnvDescription, episodes: EpisodeTracker)
     rng = np.random.default_rng(_SEED)
     actions = description.actions.random(rng, _ACTION_ROWS, task.num_envs)
     outcomes = np.empty((_ACTION_ROWS, 3, task.num_envs), np.float32)
-    recorder = OutcomeRecorder(outcomes, episodes)
+    recorder, episodes = OutcomeRecorder(outcomes), EpisodeTracker(task.num_envs)
     count = 0
 
     def sample(calls: int) -> tuple[float]:
@@ -161,10 +170,16 @@ def _env_step(task: Task, description: EnvDescription, episodes: EpisodeTracker)
             if task.workers:
                 other_work(_ACTING_S)
             start_s = device.now()
-            recorder.record(row, envs.step(actions[row]))
+            step = envs.step(actions[row])
+            recorder.record(row, step)
+            if row == _ACTION_ROWS - 1:
+                recorder.take_finals(description.observation_size)
+                episodes.add_rollout(outcomes, recorder.valid_index)
             elapsed_s += device.now() - start_s
             count += 1
-        recorder.take_finals(description.observation_size)
+            rows.total += task.num_envs
+            if step.valid is not None:
+                rows.resets += int(np.count_nonzero(~step.valid))
         return (elapsed_s / calls,)
 
     # A few steps tell how many make up a sample.

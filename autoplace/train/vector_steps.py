@@ -59,13 +59,17 @@ class VectorSteps:
         episodes: EpisodeTracker | None,
         stop: StopRequest,
     ) -> None:
-        """Record what the environments answer in ``outcomes``, ``[T, 3, N]``."""
+        """Record what the environments answer in ``outcomes``, ``[T, 3, N]``.
+
+        Whole rollouts are told to ``episodes``, if there are any.
+        """
+        self._outcomes, self._episodes = outcomes, episodes
         self._num_steps = outcomes.shape[0]
         self._observation_size = envs.observations.shape[1]
         self._stop = stop
         self._envs = in_groups(envs)
         self.groups = self._envs.groups
-        self._recorder = OutcomeRecorder(outcomes, episodes)
+        self._recorder = OutcomeRecorder(outcomes)
 
     def run(
         self, act: Callable[[int, int], np.ndarray], on_row: Callable[[int], None] | None = None
@@ -93,6 +97,8 @@ class VectorSteps:
                     self._recorder.record(t - 1, envs.step_wait(number), first)
                     if t == steps and number == last:
                         self.finals = self._recorder.take_finals(self._observation_size)
+                        if self._episodes is not None:
+                            self._episodes.add_rollout(self._outcomes, self.valid_index)
                     stepped_s = now()
                     spent.env_s += stepped_s - then_s
                     then_s = stepped_s

@@ -97,7 +97,7 @@ def test_a_lost_row_ends_the_trace_where_the_episode_was_last_seen():
 
 
 def test_the_rows_of_a_recorded_step_that_only_resets_are_known():
-    recorder = OutcomeRecorder(np.zeros((3, 3, 2), np.float32), EpisodeTracker(2))
+    recorder = OutcomeRecorder(np.zeros((3, 3, 2), np.float32))
     flags = np.zeros(2, np.bool_)
     for t, valid in enumerate((None, np.array([True, False]), np.array([False, False]))):
         recorder.record(

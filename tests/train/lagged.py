@@ -44,7 +44,7 @@ def simulate(plan, *, num_iterations, versions=None, seed=0):
 
     def sample(k, acted):
         rollout = Rollout(spec, rollout_steps=hyper.rollout_steps, num_envs=hyper.num_envs)
-        recorder = OutcomeRecorder(rollout.outcomes.numpy(), episodes)
+        recorder = OutcomeRecorder(rollout.outcomes.numpy())
         parts = [
             (PolicyStep(network), share, rollout.columns(share))
             for network, share in zip(acted, shares(len(acted)), strict=True)
@@ -55,6 +55,7 @@ def simulate(plan, *, num_iterations, versions=None, seed=0):
             recorder.record(t, envs.step(rollout.actions[t].numpy()))
         rollout.observations[-1] = torch.from_numpy(envs.observations)
         rollout.note_ends(*recorder.take_finals(spec.observation_size), None)
+        episodes.add_rollout(rollout.outcomes.numpy())
         return rollout
 
     def learn(k, rollout, acted):

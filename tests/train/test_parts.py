@@ -71,15 +71,21 @@ def test_episodes_of_a_whole_rollout_are_those_of_its_steps():
     outcomes[:, 1:] *= valid[:, None]
     lost = ~valid & (rng.random((50, 4)) < 0.3)  # with the rest of their episodes
     outcomes[:, 2] += lost
-    one, other = EpisodeTracker(4), EpisodeTracker(4)
-    for row, is_valid in zip(outcomes, valid, strict=True):
-        over, cut = row[1] > 0, row[2] > 0
-        ended = np.flatnonzero((over | cut) & is_valid).tolist()
-        one.add(Step(None, row[0], over, cut, ended, None, is_valid))
-    other.add_rollout(outcomes, np.flatnonzero(valid))
-    assert one.num_episodes == other.num_episodes > 20
-    assert one.recent == other.recent and one.longest_running == other.longest_running
-    assert one.take_ended(200) == other.take_ended(200) != ()
+    for some in (slice(None), slice(0, 1)):  # one environment alone is summed up the same way
+        whole, is_row = outcomes[:, :, some], valid[:, some]
+        for mask in (is_row, None):
+            one, other = EpisodeTracker(whole.shape[2]), EpisodeTracker(whole.shape[2])
+            for t, row in enumerate(whole):
+                over, cut = row[1] > 0, row[2] > 0
+                ended = np.flatnonzero(over | cut if mask is None else (over | cut) & mask[t])
+                known = None if mask is None else mask[t]
+                one.add(Step(None, row[0], over, cut, ended.tolist(), None, known))
+            for part in (slice(0, 17), slice(17, 50)):  # episodes go on in the next rollout
+                index = None if mask is None else np.flatnonzero(mask[part])
+                other.add_rollout(whole[part], index)
+            assert one.num_episodes == other.num_episodes > 5
+            assert one.recent == other.recent and one.longest_running == other.longest_running
+            assert one.take_ended(100) == other.take_ended(100) != ()
 
 
 @pytest.mark.parametrize("spec", [SPEC, GAUSSIAN], ids=["categorical", "gaussian"])

@@ -91,11 +91,13 @@ class AsyncScheme:
         """Wait for all parts of the rollout."""
         self._wait_until(lambda: self._pool.has(iteration))
         rollout, parts = self._rollouts[iteration % len(self._rollouts)], self._pool.take(iteration)
+        start_s = now()
         merge(parts, rollout)
         valid = rollout.valid_index
         self._setup.episodes.add_rollout(
             rollout.outcomes.numpy(), None if valid is None else valid.numpy()
         )
+        self._timer.add("handoff", "learner", now() - start_s)
         self._versions = tuple(part.version for part in parts)
         for verdict in (verdict for part in parts for verdict in part.verdicts):
             self._setup.engines.hear(verdict)
