@@ -24,7 +24,7 @@ from autoplace.ppo.distribution import draw_noise
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.steps import make_policy_step, make_updater
+from autoplace.ppo.steps import make_policy_step, make_updater, step_over
 from autoplace.processes import echo
 from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
 
@@ -280,13 +280,12 @@ def _policy_step(task: Task) -> Probe:
     noise = _noise(spec, _ROLLOUT_STEPS, task.rows, on)
     observations = _observations(spec, task.rows)
     if on == device.CPU:
-        seen = torch.from_numpy(observations)  # memory that is shared, as the trainer has it
+        act = step_over(step, torch.from_numpy(observations), torch.stack(noise), rollout)
 
         def sample(calls: int) -> tuple[float]:
             start_s = device.now()
             for call in range(calls):
-                t = call % _ROLLOUT_STEPS
-                step(seen, noise[t], rollout, t)
+                act(call % _ROLLOUT_STEPS)
             return ((device.now() - start_s) / calls,)
 
         return Probe(tasks=(task,), sample=sample)

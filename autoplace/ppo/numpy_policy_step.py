@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from torch import Tensor
 
@@ -20,15 +22,31 @@ class NumpyPolicyStep:
 
     def __call__(self, observations: Tensor, noise: Tensor, rollout: Rollout, t: int) -> Tensor:
         """Write row ``t`` of ``rollout`` and return its actions."""
+        recorded, acted = self._arrays(rollout)
+        x = recorded[t]
+        x[:] = observations.numpy()
+        self._policy.act(x, noise.numpy(), acted[t])
+        return rollout.action_rows[t]
+
+    def over(self, observations: Tensor, noise: Tensor, rollout: Rollout) -> Callable[[int], None]:
+        """The step of a whole rollout by row, of observations that lie in one place."""
+        recorded, acted = self._arrays(rollout)
+        seen, noise_rows, policy = observations.numpy(), list(noise.numpy()), self._policy
+
+        def act(t: int) -> None:
+            x = recorded[t]
+            x[:] = seen
+            policy.act(x, noise_rows[t], acted[t])
+
+        return act
+
+    def _arrays(self, rollout: Rollout) -> tuple[list[np.ndarray], list[np.ndarray]]:
         number = id(rollout)
         if number not in self._rows:
             rows = list(rollout.observations.numpy()), list(rollout.actions.numpy())
             self._rows[number] = rollout, *rows
         _, recorded, acted = self._rows[number]
-        x = recorded[t]
-        x[:] = observations.numpy()
-        self._policy.act(x, noise.numpy(), acted[t])
-        return rollout.action_rows[t]
+        return recorded, acted
 
 
 def policy_layout(network: ActorCritic) -> PolicyLayout:

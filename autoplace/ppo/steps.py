@@ -76,6 +76,25 @@ def make_updater(
     )
 
 
+def step_over(
+    step: Act, observations: Tensor, noise: Tensor, rollout: Rollout
+) -> Callable[[int], object]:
+    """A policy step as a function of the row, for a whole rollout on the host.
+
+    Args:
+        step: from :func:`make_policy_step`.
+        observations: ``[N, D]`` that are overwritten from row to row.
+        noise: ``[T, N, A]``.
+        rollout: written.
+    """
+    if isinstance(step, TriedPolicyStep):
+        step = step.settled
+    if isinstance(step, NumpyPolicyStep):
+        return step.over(observations, noise, rollout)
+    noise_rows = noise.unbind(0)
+    return lambda t: step(observations, noise_rows[t], rollout, t)
+
+
 class TriedPolicyStep:
     """The policy step of an engine, whose first calls are compared with the eager one's."""
 
@@ -90,6 +109,11 @@ class TriedPolicyStep:
         if not self._trial.is_over:
             self._try(observations, noise, rollout, t)
         return self._step(observations, noise, rollout, t)
+
+    @property
+    def settled(self) -> Act:
+        """Itself while the trial goes on, then what came of it."""
+        return self._step if self._trial.is_over else self
 
     def _try(self, observations: Tensor, noise: Tensor, rollout: Rollout, t: int) -> None:
         trial, eager, engine = self._trial, self._eager, self._step

@@ -14,7 +14,7 @@ from autoplace.engines import EAGER
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.vector import VectorEnv
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.steps import Act
+from autoplace.ppo.steps import Act, step_over
 from autoplace.train.interrupt import StopRequest
 from autoplace.train.stage_timer import StageTimer
 from autoplace.train.vector_steps import VectorSteps
@@ -84,13 +84,15 @@ class HostSampler:
             StopRequested: a stop was asked for between two vector steps.
         """
         rollout, steps = self._rollout, self._steps
-        noise_rows = [noise[:, part].unbind(0) for part in steps.groups]
+        policy_steps = [
+            step_over(policy_step, observations, noise[:, part], columns)
+            for part, (observations, columns) in zip(steps.groups, self._groups, strict=True)
+        ]
         last = rollout.rollout_steps - 1
         chunk_start = 0
 
         def act(t: int, group: int) -> np.ndarray:
-            observations, columns = self._groups[group]
-            policy_step(observations, noise_rows[group][t], columns, t)
+            policy_steps[group](t)
             return self._actions[group][t]
 
         def on_row(t: int) -> None:
