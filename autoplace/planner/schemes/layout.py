@@ -75,7 +75,7 @@ def overlapped(
     shared evenly all take longer by the factor ``threads / cores``; where threads stay on the core
     that they are on, those that count, the last to be through, take as long as the most threads on
     one core. What lies between, and what a message loses where all cores are busy, is timed
-    (:mod:`autoplace.contention`).
+    (:mod:`autoplace.contention`), by how long they all are at work: as long as the shorter side is.
 
     Args:
         timing: seconds of all work by itself.
@@ -86,7 +86,7 @@ def overlapped(
         processes: that sample at the same time.
     """
     cores, learner_threads, seconds = timing.usable_cpus, placements.learn_threads, timing.seconds
-    work_s = np.maximum(
+    work_s = np.minimum(
         *(np.sum([seconds[key] for key in keys], axis=0) for keys in (sampling, learning))
     )
     uneven = timing.unevenness(work_s)
