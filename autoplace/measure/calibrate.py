@@ -63,6 +63,7 @@ _BASIC_TARGET_ERROR = 0.003
 _DOUBTFUL_ERROR = 0.05
 # Which of the cores a process beyond them shares is left to chance.
 _CROWD_TARGET_ERROR = 0.1
+_CROWDED_MESSAGE_TARGET_ERROR = 0.35  # some wait for a moment, some for a slice of time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,6 +518,8 @@ def _by_pool(tasks: Sequence[Task]) -> list[Task]:
 def _target_error(task: Task) -> float:
     if task.op == "crowd":
         return _CROWD_TARGET_ERROR
+    if task.op == "hand_over" and task.beside:
+        return _CROWDED_MESSAGE_TARGET_ERROR
     return _BASIC_TARGET_ERROR if task.op in ("dispatch", "launch") else _TARGET_ERROR
 
 

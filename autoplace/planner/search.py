@@ -48,6 +48,11 @@ _CONTENDERS = 32  # that are looked at
 _RIVALS = 3  # that are left, with the choice
 # Two runs of the very same placement differ by about this much.
 SAME_ITERATION_FRACTION = 0.02
+# By how much predictions of two schemes err apart, beyond what their tasks do: how work on several
+# lanes gets in each other's way. Of 23 workloads on two cores (tests/benchmarks/regret.py) the
+# logarithms of measured over predicted time differed between schemes by 0.04 to 0.08 (from the
+# median absolute deviation).
+SCHEME_ERROR = 0.05
 
 
 def make_plan(
@@ -271,7 +276,8 @@ class Search:
         for costed, sign in ((first, 1.0), (second, -1.0)):
             for task, calls in costed.rates.items():
                 shares[task] = shares.get(task, 0.0) + sign * calls
-        return self._error_s(shares)
+        error = self._error_s(shares)
+        return error if first.scheme.name == second.scheme.name else math.hypot(error, SCHEME_ERROR)
 
     def _rivals(self, ranking: Ranking) -> list[Costed]:
         """The choice and those that may well be faster, at most three; none if it is clear.
