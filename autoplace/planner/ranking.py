@@ -29,9 +29,9 @@ _KIND = (
 class Ranking:
     """The costed placements of one of the workloads in some spaces.
 
-    First comes the safest of those within 3 % of the best score, then all others by their score: a
-    smaller minibatch learns more safely, fewer threads suffer less from other programs, a policy
-    that samples is better not old, and fewer processes are simpler.
+    The choice is the safest of those within 3 % of the best score: a smaller minibatch learns more
+    safely, fewer threads suffer less from other programs, a policy that samples is better not old,
+    and fewer processes are simpler. The choice within each other scheme is made the same way.
     """
 
     def __init__(self, spaces: Sequence[SchemeSpace], variant: int = 0) -> None:
@@ -47,8 +47,8 @@ class Ranking:
         return len(self._space_of)
 
     def __getitem__(self, place: int) -> Costed:
-        """The best placement of each scheme, then all others, each in order of score."""
-        return self._costed(int(self._best_per_scheme_first[place]))
+        """The choice of each scheme, then all others, each in order of score."""
+        return self._costed(int(self._chosen_first[place]))
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -62,11 +62,10 @@ class Ranking:
 
     @property
     def runner_up(self) -> Costed | None:
-        """The best of another scheme; with one scheme only, the best other placement."""
-        others = self._order[1:]
-        other_scheme = others[self._space_of[others] != self._space_of[self._best]]
-        found = other_scheme if len(other_scheme) else others
-        return self._costed(int(found[0])) if len(found) else None
+        """The best choice of another scheme; with one scheme only, the best other placement."""
+        if len(self) == 1:
+            return None
+        return self[1] if len(self._spaces) > 1 else self._costed(int(self._order[1]))
 
     def contenders(self, share: float, most: int) -> list[Costed]:
         """The best of each kind, best first, with at least ``share`` of the choice's score.
@@ -101,10 +100,10 @@ class Ranking:
         keys = names[self._space_of], self._column("minibatch_rows"), -self._score
         return of[np.lexsort([key[of] for key in keys])]
 
-    @functools.cached_property
-    def _best(self) -> int:
-        limit = self._score.max() * (1 - SAME_SPEED_FRACTION)
-        close = self._by_score(np.flatnonzero(self._score >= limit))
+    def _safest(self, of: Codes) -> int:
+        """The safest of those that are as fast as the best of them."""
+        limit = self._score[of].max() * (1 - SAME_SPEED_FRACTION)
+        close = self._by_score(of[self._score[of] >= limit])
         workers = self._column("num_workers")[close]
         sampling = np.maximum(self._column("sample_threads")[close], workers)
         risks = (
@@ -117,11 +116,18 @@ class Ranking:
         return int(close[np.lexsort(risks[::-1])[0]])
 
     @functools.cached_property
-    def _best_per_scheme_first(self) -> Codes:
-        _, firsts = np.unique(self._space_of[self._order], return_index=True)
-        is_first = np.zeros(len(self), dtype=np.bool_)
-        is_first[firsts] = True
-        return np.concatenate([self._order[is_first], self._order[~is_first]])
+    def _best(self) -> int:
+        return self._safest(np.arange(len(self)))
+
+    @functools.cached_property
+    def _chosen_first(self) -> Codes:
+        others = [
+            self._safest(np.flatnonzero(self._space_of == space))
+            for space in range(len(self._spaces))
+            if space != self._space_of[self._best]
+        ]
+        first = np.array([self._best, *self._by_score(np.array(others, dtype=np.int_))])
+        return np.concatenate([first, self._order[~np.isin(self._order, first)]])
 
     @functools.cached_property
     def _order(self) -> Codes:
