@@ -50,8 +50,14 @@ class EpisodeTracker:
 
     def add(self, step: Step) -> None:
         """Account for one vector step."""
-        lost = () if step.valid is None else np.flatnonzero(step.truncated & ~step.valid)
-        self._add(step.rewards, step.valid, step.ended, lost)
+        rewards, valid = step.rewards, step.valid
+        if valid is None:
+            self._run_on(rewards[None], None)
+            self._end(step.ended)
+            return
+        self._run_on(np.where(valid, rewards, 0.0)[None], valid[None])
+        self._end(step.ended)
+        self._lose(np.flatnonzero(step.truncated & ~valid))
 
     def add_rollout(self, outcomes: np.ndarray, valid_index: np.ndarray | None = None) -> None:
         """Account for a rollout at once.
@@ -62,46 +68,32 @@ class EpisodeTracker:
                 are.
         """
         steps, _, num_envs = outcomes.shape
-        over = np.logical_or(outcomes[:, 1], outcomes[:, 2])
+        rewards, over = outcomes[:, 0], np.logical_or(outcomes[:, 1], outcomes[:, 2])
+        valid: np.ndarray | None = None
         if valid_index is not None:
-            mask = np.zeros((steps, num_envs), np.bool_)
-            mask.flat[valid_index] = True
-            for row, ends, valid in zip(outcomes, over, mask, strict=True):
-                ended, lost = np.flatnonzero(ends & valid), np.flatnonzero(ends & ~valid)
-                self._add(row[0], valid, ended, lost)
-            return
+            valid = np.zeros((steps, num_envs), np.bool_)
+            valid.flat[valid_index] = True
+            rewards = np.where(valid, rewards, 0.0)
         start = 0
         for t in np.flatnonzero(over.any(1)).tolist():
-            self._run_on(outcomes[start : t + 1, 0])
-            self._end(np.flatnonzero(over[t]))
+            rows = slice(start, t + 1)
+            self._run_on(rewards[rows], None if valid is None else valid[rows])
+            if valid is None:
+                self._end(np.flatnonzero(over[t]))
+            else:
+                self._end(np.flatnonzero(over[t] & valid[t]))
+                self._lose(np.flatnonzero(over[t] & ~valid[t]))
             start = t + 1
-        self._run_on(outcomes[start:, 0])
+        self._run_on(rewards[start:], None if valid is None else valid[start:])
 
-    def _run_on(self, rewards: np.ndarray) -> None:
+    def _run_on(self, rewards: np.ndarray, valid: np.ndarray | None) -> None:
         """Rows ``[K, N]`` in which no episode ends, but in the last."""
         # One row after the other, whatever the shape: the same bits as step by step.
         self._returns = np.add.accumulate(np.vstack((self._returns, rewards)))[-1]
-        self._lengths += len(rewards)
+        self._lengths += len(rewards) if valid is None else np.add.reduce(valid, 0)
         self._num_rows += rewards.size
-
-    def _add(
-        self,
-        rewards: np.ndarray,
-        valid: np.ndarray | None,
-        ended: Sequence[int] | np.ndarray,
-        lost: Sequence[int] | np.ndarray,
-    ) -> None:
-        self._num_rows += len(rewards)
-        if valid is None:
-            self._returns += rewards
-            self._lengths += 1
-        else:
-            self._returns += np.where(valid, rewards, 0.0)
-            self._lengths += valid
-            self.num_skipped += len(valid) - int(np.count_nonzero(valid))
-        self._end(ended)
-        for index in lost:
-            self._returns[index], self._lengths[index] = 0.0, 0
+        if valid is not None:
+            self.num_skipped += rewards.size - int(np.count_nonzero(valid))
 
     def _end(self, ended: Sequence[int] | np.ndarray) -> None:
         """End the episodes of some environments with the last row."""
@@ -118,6 +110,10 @@ class EpisodeTracker:
             returns[index] = 0.0
             lengths[index] = 0
             self.num_episodes += 1
+
+    def _lose(self, envs: np.ndarray) -> None:
+        """Forget the episodes in progress of some environments."""
+        self._returns[envs], self._lengths[envs] = 0.0, 0
 
     def take_ended(self, env_steps: int) -> tuple[Episode, ...]:
         """Episodes that ended within the first ``env_steps`` seen, but for those taken before."""
