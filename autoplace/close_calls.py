@@ -138,9 +138,10 @@ def _winner(rates: Mapping[Candidate, float]) -> Candidate:
 
 
 def decide(plan: Plan, verdict: Verdict) -> Plan:
-    """The plan with the fastest of the race as its choice; a lead within the noise changes nothing.
+    """The plan with the winner of the race as its choice; a lead within the noise changes nothing.
 
-    Every rival of the plan must have been raced.
+    Of those as fast as the fastest the one with the smallest minibatch wins. Every rival must have
+    been raced.
     """
     measured = {(scheme, placement): rate for scheme, placement, rate in verdict.rates}
     rates = {c: measured[c.scheme, c.placement] for c in plan.rivals}
@@ -158,17 +159,14 @@ def decide(plan: Plan, verdict: Verdict) -> Plan:
     if margin <= verdict.noise_fraction and not is_safer:
         return dataclasses.replace(plan, raced=raced, reasons=(*plan.reasons, raced))
     entry = next(entry for entry in SCHEMES if entry.name == best.scheme)
+    firsts = [best, *(c for c in plan.best_of_schemes.values() if c.scheme != best.scheme)]
+    known = {(c.scheme, c.placement) for c in firsts}
+    others = (c for c in plan.candidates if (c.scheme, c.placement) not in known)
+    new, old = names((best, plan.chosen))
     return dataclasses.replace(
         plan,
         chosen=best,
-        candidates=(
-            best,
-            *(
-                c
-                for c in plan.candidates
-                if (c.scheme, c.placement) != (best.scheme, best.placement)
-            ),
-        ),
+        candidates=(*firsts, *others),
         runner_up=plan.chosen,
         margin_fraction=max(margin, 0.0),
         bottleneck=best.bottleneck,
@@ -176,8 +174,8 @@ def decide(plan: Plan, verdict: Verdict) -> Plan:
         changes_learning=changes_learning(entry, plan.workload, best.placement),
         reasons=(
             raced,
-            f"{best.scheme} is predicted to run {format_rate(best.env_steps_per_s)} env steps/s, "
-            f"{plan.scheme} {format_rate(plan.chosen.env_steps_per_s)}",
+            f"{new} is predicted to run {format_rate(best.env_steps_per_s)} env steps/s, "
+            f"{old} {format_rate(plan.chosen.env_steps_per_s)}",
         ),
         raced=raced,
     )

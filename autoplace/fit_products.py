@@ -91,6 +91,7 @@ def _fit(
     """
     relative = terms / seconds[:, None]
     scale = np.sqrt((relative**2).sum(axis=0))
+    scale[scale == 0.0] = 1.0  # of a term that no shape has
     relative = relative / scale
     share = np.ones(len(seconds)) if own is None else np.where(own, 1.0, _OTHERS)
     soft = np.ones(len(seconds))

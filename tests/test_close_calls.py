@@ -87,6 +87,22 @@ def test_the_measurement_decides_and_says_so(tie: Plan) -> None:
     assert Plan.from_json(plan.to_json()).raced == plan.raced
 
 
+def test_the_best_of_every_scheme_stays_first_where_another_of_the_same_scheme_wins(
+    tie: Plan,
+) -> None:
+    smaller = dataclasses.replace(
+        CPU, placement=dataclasses.replace(CPU.placement, minibatch_rows=8)
+    )
+    plan = dataclasses.replace(
+        tie, candidates=(CPU, DOUBLE, GPU, HYBRID, smaller), rivals=(CPU, smaller)
+    )
+    won = decide(plan, verdict((CPU, 1000.0), (smaller, 1100.0)))
+    assert won.chosen == smaller
+    assert list(won.best_of_schemes) == ["cpu", "double-buffer", "gpu", "hybrid"]
+    assert sorted(map(id, won.candidates)) == sorted(map(id, plan.candidates))
+    assert "cpu (minibatch 8) is predicted to run 1,000" in won.reasons[1]
+
+
 def test_a_lead_within_the_noise_leaves_the_choice_as_it_is(tie: Plan) -> None:
     plan = decide(tie, verdict((CPU, 1000.0), (DOUBLE, 1015.0), (GPU, 500.0), noise=0.02))
     assert plan.chosen == CPU

@@ -69,8 +69,9 @@ def test_calibrations_are_compared_by_crossovers_and_plans(monkeypatch):
     assert (found["same_crossovers"], found["same_plans"]) == (1.0, 1.0)
     assert found["crossover_pairs"] == 3 * len(said.crossovers) > 0
     other = repeat.say(scaled(base, threads=2, factor=1.5))
-    found = repeat.compare([said, other])
-    assert found["same_crossovers"] < 1.0
+    assert repeat.compare([said, other])["same_crossovers"] < 1.0
+    far = repeat.say(scaled(base, threads=2, factor=5.0))  # beyond what is called a tie
+    found = repeat.compare([said, far])
     assert found["same_plans"] < 1.0
     text = repeat.as_text(found)
     assert text.count("apart") == len(found["crossovers_apart"]) + len(found["plans_apart"]) > 0

@@ -70,7 +70,12 @@ def registered_spec(spec: EnvSpec) -> gym.envs.registration.EnvSpec | None:
         importlib.import_module(module)
     elif name.startswith("ALE/"):
         gym.register_envs(importlib.import_module("ale_py"))
-    return copy.deepcopy(gym.spec(name))
+    found = copy.deepcopy(gym.spec(name))
+    if isinstance(found.entry_point, str) and found.entry_point.startswith("__main__:"):
+        # Another process has another __main__: what is meant goes there by value.
+        creator: Any = gym.envs.registration.load_env_creator(found.entry_point)
+        found.entry_point = creator
+    return found
 
 
 def is_atari(registered: gym.envs.registration.EnvSpec) -> bool:

@@ -24,6 +24,6 @@ def samples_apart(placement: Any) -> Any:  # noqa: ANN401
 
 
 def learns_apart(placement: Any) -> Any:  # noqa: ANN401
-    """Whether it starts a process that learns: where one samples meanwhile in the run's own."""
+    """Whether one process more is started, that learns or samples, than step environments."""
     in_own = np.logical_and(placement.learn_device == CPU, samples_apart(placement))
     return np.logical_and(placement.max_policy_lag > 0, np.logical_not(in_own))

@@ -1,13 +1,15 @@
 import re
+import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from autoplace.envs import inspect_env, make_env
+from autoplace.envs.make import registered_spec
 from autoplace.errors import EnvError
 from autoplace.workload import EnvSpec
-from tests.envs.toys import Spaces, register
+from tests.envs.toys import Counter, Spaces, register
 
 
 def test_a_gymnasium_id_is_made_without_wrappers_that_only_check():
@@ -169,3 +171,17 @@ def test_a_workload_carries_the_sizes():
     workload = inspect_env(EnvSpec(id="Pendulum-v1")).workload(Hyperparameters(hidden_sizes=(5,)))
     assert workload.network.layers == ((3, 5), (5, 1), (3, 5), (5, 1))
     assert workload.network.continuous and workload.action_bytes == 4
+
+
+def test_an_environment_of_the_main_script_goes_to_other_processes_by_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "OfTheScript", Counter, raising=False)
+    gym.register("AutoplaceTest/Script-v0", entry_point="__main__:OfTheScript")
+    try:
+        found = registered_spec(EnvSpec.make("AutoplaceTest/Script-v0"))
+        assert found is not None and found.entry_point is Counter
+        assert gym.spec("AutoplaceTest/Script-v0").entry_point == "__main__:OfTheScript"
+    finally:
+        gym.registry.pop("AutoplaceTest/Script-v0")

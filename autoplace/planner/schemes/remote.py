@@ -1,4 +1,4 @@
-"""What schemes share whose learner works in a process of its own while the next rollout is sampled.
+"""What schemes share whose learner works in another process than samplers, at the same time.
 
 Both sides see the rollouts in host memory. The learner has the only context on an accelerator: each
 rollout crosses to it, and the state back, once an iteration.

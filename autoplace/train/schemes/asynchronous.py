@@ -1,4 +1,4 @@
-"""Scheme ``async``: several processes sample, each at its own pace, while another one learns.
+"""Scheme ``async``: several processes sample, each at its own pace, while one learns.
 
 With ``W(k)`` the weights after ``k`` updates and rollouts counted from 0, each of ``W`` sampler
 processes fills the columns of its own environments in rollout after rollout: *parts*. It acts by
@@ -128,8 +128,9 @@ class AsyncScheme:
         """Nothing to do: the samplers were told at once."""
 
     def drain(self) -> Completed | None:
-        """Wait for the update in flight."""
-        self._wait_until(lambda: not self.learner.is_at_work)
+        """Wait for the update in flight; one in place never is."""
+        if not self.learner.is_in_place:
+            self._wait_until(lambda: not self.learner.is_at_work)
         self._completed = self._publish() or self._completed
         completed, self._completed = self._completed, None
         return completed

@@ -38,7 +38,7 @@ class Setup:
         previous: its buffer before the last update, where the first rollout is to be sampled by
             that and sides overlap.
         iterations: those that this call is to complete, counted from 0.
-        episodes: told of every vector step.
+        episodes: told of every rollout.
         resources: closed when the run ends, however it does, the latest first.
         timer: told of every stage.
         stop: checked between vector steps.
