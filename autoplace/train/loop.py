@@ -58,8 +58,8 @@ def train(
     """Run a plan.
 
     A run is made of whole iterations: as many as fit into ``total_steps``, at least one. Ctrl-C and
-    SIGTERM end it between two vector steps; the rollout in progress is dropped (and where sampling
-    and learning overlap, the one that is being learned from too), everything before it is saved.
+    SIGTERM end it between two vector steps; the rollout in progress is dropped (and where another
+    process learns, the one that it learns from too), everything before it is saved.
 
     Args:
         plan: the placement, the environment and the hyperparameters.
@@ -71,8 +71,8 @@ def train(
         checkpoint_every: keep a checkpoint every so many env steps, beside the latest and the best.
         worker_deadline_s: seconds for which another process of the run may be silent until it
             counts as hung; by default 120 in a vector step and 600 in an update.
-        restart_workers: start a worker of the backend ``process``, or a sampler of scheme
-            ``async``, anew when it died, hangs or leaks; its environments begin new episodes. By
+        restart_workers: start a worker of the backend ``process``, or a process that samples, anew
+            when it died, hangs or leaks; its environments begin new episodes. By
             default it ends the run.
         callbacks: told of the start, of each iteration and of the end.
         calibration: that the plan was made from. With it a machine that is slower than it was can

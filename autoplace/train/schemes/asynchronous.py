@@ -20,8 +20,8 @@ and what is learned is what ``double-buffer`` learns. With a higher one samplers
 evens out rollouts that take some longer than others, and which weights act follows from how long
 everything took. A sampler that was lost and is started anew samples its part again, in new
 episodes, and loses their first row. Whatever ends a run early drops the parts that are under way
-and the rollout that is being learned from; a resumed run samples them anew, the first by
-``W(k - 1)`` again.
+and, where another process learns, the rollout that it learns from; a resumed run samples them anew,
+the first by ``W(k - 1)`` again.
 
 On the CPU the process of the run itself learns. With an accelerator it coordinates, and sleeps in
 between; crossings between host and device are those of ``double-buffer`` then.

@@ -11,10 +11,12 @@ weights that acted, and PPO's ratio corrects for the difference.
     learner               | update 1  | update 2  | ...
 
 The schedule is fixed, so a seed repeats to the bit on the CPU. Whatever ends a run early drops the
-rollout that is being sampled and the one that is being learned from.
+rollout that is being sampled and, where another process learns, the one that it learns from.
 
 Either side may be the process that is started: where one thread samples and numpy acts, that is the
-sampler, which needs no torch then, as in ``async`` with a single one; else the learner.
+sampler, which needs no torch then, as in ``async`` with a single one; else the learner. An
+environment that computes on an accelerator itself needs the latter (``--engine eager``), for
+samplers see none.
 
 Crossings: on the CPU, none. With an accelerator the learner's process, which alone has a context
 there, copies each rollout to the device and the state back to the host, once an iteration.
