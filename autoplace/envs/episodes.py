@@ -50,14 +50,8 @@ class EpisodeTracker:
 
     def add(self, step: Step) -> None:
         """Account for one vector step."""
-        rewards, valid = step.rewards, step.valid
-        if valid is None:
-            self._run_on(rewards[None], None)
-            self._end(step.ended)
-            return
-        self._run_on(np.where(valid, rewards, 0.0)[None], valid[None])
-        self._end(step.ended)
-        self._lose(np.flatnonzero(step.truncated & ~valid))
+        outcomes = np.stack((step.rewards, step.terminated, step.truncated))[None]
+        self.add_rollout(outcomes, None if step.valid is None else np.flatnonzero(step.valid))
 
     def add_rollout(self, outcomes: np.ndarray, valid_index: np.ndarray | None = None) -> None:
         """Account for a rollout at once.
@@ -120,11 +114,6 @@ class EpisodeTracker:
         taken = tuple(e for e in self._ended if e.env_steps <= env_steps)
         self._ended = [e for e in self._ended if e.env_steps > env_steps]
         return taken
-
-    @property
-    def valid_fraction(self) -> float:
-        """Share of all rows that were transitions."""
-        return 1 - self.num_skipped / self._num_rows if self._num_rows else 1.0
 
     @property
     def recent(self) -> list[tuple[float, int]]:

@@ -250,11 +250,11 @@ def _network(spec: NetworkSpec, on: str, engine: str = EAGER) -> ActorCritic:
     return network if on == device.CPU else network.over(network.flat.to(on))
 
 
-def _noise(spec: NetworkSpec, steps: int, rows: int, on: str) -> tuple[torch.Tensor, ...]:
+def _noise(spec: NetworkSpec, steps: int, rows: int, on: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(_SEED)
     shape = (steps, rows, spec.action_size)
     noise = draw_noise(shape, continuous=spec.continuous, generator=generator)
-    return noise.to(on).unbind(0)
+    return noise.to(on)
 
 
 def _observations(spec: NetworkSpec, rows: int) -> np.ndarray:
@@ -280,7 +280,7 @@ def _policy_step(task: Task) -> Probe:
     noise = _noise(spec, _ROLLOUT_STEPS, task.rows, on)
     observations = _observations(spec, task.rows)
     if on == device.CPU:
-        act = step_over(step, torch.from_numpy(observations), torch.stack(noise), rollout)
+        act = step_over(step, torch.from_numpy(observations), noise, rollout)
 
         def sample(calls: int) -> tuple[float]:
             start_s = device.now()
@@ -290,6 +290,7 @@ def _policy_step(task: Task) -> Probe:
 
         return Probe(tasks=(task,), sample=sample)
 
+    noise_rows = noise.unbind(0)
     first_actions = rollout.actions[0]
     row = rollout.observations[0]
     inbound = device.Channel(tuple(row.shape), row.dtype, on)
@@ -303,7 +304,7 @@ def _policy_step(task: Task) -> Probe:
             start_s = device.now()
             on_device = inbound.send(observations)
             after_send_s = device.now()
-            actions = step(on_device, noise[t], rollout, t)
+            actions = step(on_device, noise_rows[t], rollout, t)
             after_issue_s = device.now()
             outbound.receive(actions)
             end_s = device.now()

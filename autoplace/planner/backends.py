@@ -23,7 +23,7 @@ def samples_apart(placement: Any) -> Any:  # noqa: ANN401
     return np.logical_and(placement.num_workers > 0, np.logical_not(spread))
 
 
-def learns_apart(placement: Any) -> Any:  # noqa: ANN401
+def starts_other_side(placement: Any) -> Any:  # noqa: ANN401
     """Whether one process more is started, that learns or samples, than step environments."""
     in_own = np.logical_and(placement.learn_device == CPU, samples_apart(placement))
     return np.logical_and(placement.max_policy_lag > 0, np.logical_not(in_own))

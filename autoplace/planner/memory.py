@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from autoplace.device_names import CPU
 from autoplace.engines import EAGER, NUMPY, engine_on
-from autoplace.planner.backends import JOINED, SPREAD, num_started
+from autoplace.planner.backends import (
+    JOINED,
+    SPREAD,
+    num_started,
+    samples_apart,
+    starts_other_side,
+)
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.ppo.numpy_perceptron import PASS_ROWS as NUMPY_PASS_ROWS
@@ -93,12 +99,11 @@ def _processes_bytes(workload: Workload, placement: Placement) -> int:
     """What all processes keep to themselves before anything is allocated."""
     has_workers = placement.env_backend in (SPREAD, JOINED)
     engine = engine_on(placement.engine, CPU, is_plain=workload.network.is_plain)
-    samples_apart = placement.num_workers > 0 and not has_workers  # async
-    learns_apart = placement.learn_device != CPU and placement.max_policy_lag > 0
-    if placement.max_policy_lag and not samples_apart and not learns_apart:  # double-buffer
-        samples_apart = engine == NUMPY and placement.sample_threads == 1 and not has_workers
-        learns_apart = not samples_apart
-    samplers = max(1, placement.num_workers) if samples_apart else 0
+    samplers = placement.num_workers if samples_apart(placement) else 0  # of async
+    learns_apart = bool(starts_other_side(placement))
+    needs_torch = engine != NUMPY or placement.sample_threads > 1 or has_workers
+    if learns_apart and placement.learn_device == CPU and not needs_torch:  # of double-buffer
+        samplers, learns_apart = 1, False
     workers = int(num_started(placement)) if has_workers else 0
     total = _RUN_BYTES + (_TORCH_BYTES if learns_apart else 0) + workers * _STEPPING_BYTES
     total += samplers * (_STEPPING_BYTES if engine == NUMPY else _TORCH_BYTES)

@@ -20,7 +20,7 @@ from autoplace.contention import Contention
 from autoplace.cost_model import Cost, CostModel
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.planner import memory
-from autoplace.planner.backends import learns_apart, num_started
+from autoplace.planner.backends import num_started, starts_other_side
 from autoplace.planner.choices import lag_efficiency, matching, minibatch_efficiency
 from autoplace.planner.engine_gain import setup_s
 from autoplace.planner.placements import Codes, Placements, partial
@@ -266,7 +266,7 @@ class Coster:
         spans = scheme.layout(timing, placements)
         iteration_s = busy_s([span for span in spans if span.lane == "sampler"])
         rate = steps * placements.num_envs * valid_fraction / iteration_s
-        processes = learns_apart(placements) + num_started(placements)
+        processes = starts_other_side(placements) + num_started(placements)
         turns = np.ceil(processes / self._usable_cpus)
         one_off_s = self._setup_s(placements, variants)
         if PROCESS_START in self.costs:

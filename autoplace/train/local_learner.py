@@ -71,7 +71,7 @@ class LocalLearner:
         iteration: int,
     ) -> None:
         """Learn from a rollout."""
-        rollout, ages = self._rollouts[buffer], [self.version - version for version in versions]
+        rollout, lag = self._rollouts[buffer], Lag.of(versions, self.version)
         update = self._learner.learn(
             rollout,
             permutations,
@@ -85,7 +85,7 @@ class LocalLearner:
         self._completed = Completed(
             update=update,
             num_transitions=rollout.num_transitions,
-            lag=Lag(mean=sum(ages) / len(ages), max=max(ages)),
+            lag=lag,
         )
 
     def look(self) -> None:

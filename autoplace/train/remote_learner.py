@@ -143,11 +143,10 @@ class RemoteLearner:
             if self._is_new:
                 self._shared.copy_(self._held)
         valid = rollout.valid_index
-        ages = [self.version - version for version in versions]
         self._in_flight = _InFlight(
             sent_s=now(),
             num_transitions=rollout.num_transitions,
-            lag=Lag(mean=sum(ages) / len(ages), max=max(ages)),
+            lag=Lag.of(versions, self.version),
         )
         self._orders.put(
             Order(

@@ -36,7 +36,6 @@ from torch import Tensor
 from autoplace import device as devices
 from autoplace.device import now
 from autoplace.device_names import CPU
-from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.train.local_learner import LocalLearner
 from autoplace.train.parts import Part, merge
 from autoplace.train.remote_learner import LOOK_S, RemoteLearner
@@ -50,29 +49,14 @@ class AsyncScheme:
     overlaps = True
 
     def __init__(self, setup: Setup) -> None:
-        hyper, placement, spec = setup.hyperparameters, setup.placement, setup.network.spec
-        steps, num_envs = hyper.rollout_steps, hyper.num_envs
         self._setup, self._timer = setup, setup.timer
-        self._rollouts = [
-            Rollout(
-                spec,
-                rollout_steps=steps,
-                num_envs=num_envs,
-                shared=shared_memory(
-                    spec,
-                    rollout_steps=steps,
-                    num_envs=num_envs,
-                    pinned_for=placement.learn_device,
-                ),
-            )
-            for _ in range(placement.max_policy_lag + 1)
-        ]
-        keeps_previous = setup.previous is not None and placement.max_policy_lag > 0
+        lag = setup.placement.max_policy_lag
+        self._rollouts = setup.shared_rollouts(lag + 1)
+        keeps_previous = setup.previous is not None and lag > 0
         oldest = setup.iterations.start - keeps_previous
         self._pool = SamplerPool(setup, self._rollouts, oldest)
-        lag = placement.max_policy_lag
         self.learner: LocalLearner | RemoteLearner
-        if placement.learn_device == CPU:
+        if setup.placement.learn_device == CPU:
             self.learner = LocalLearner(setup, self._rollouts, max_policy_lag=lag)
         else:
             self.learner = RemoteLearner(

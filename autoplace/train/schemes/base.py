@@ -15,6 +15,7 @@ from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.workers import DEADLINE_S
 from autoplace.planner.plan import Placement
 from autoplace.ppo.network import ActorCritic
+from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.ppo.update import UpdateStats
 from autoplace.train.draws import Draws
 from autoplace.train.engine_log import EngineLog
@@ -82,6 +83,24 @@ class Setup:
         self.resources.callback(envs.close)
         return envs
 
+    def shared_rollouts(self, count: int) -> list[Rollout]:
+        """So many rollouts, in memory that other processes see."""
+        hyper = self.hyperparameters
+        return [
+            Rollout(
+                self.network.spec,
+                rollout_steps=hyper.rollout_steps,
+                num_envs=hyper.num_envs,
+                shared=shared_memory(
+                    self.network.spec,
+                    rollout_steps=hyper.rollout_steps,
+                    num_envs=hyper.num_envs,
+                    pinned_for=self.placement.learn_device,
+                ),
+            )
+            for _ in range(count)
+        ]
+
     def make_learner(self, network: ActorCritic) -> Learner:
         """A learner in this process; ``network`` is on the device where it learns."""
         placement = self.placement
@@ -109,6 +128,12 @@ class Lag:
 
     mean: float = 0.0
     max: int = 0
+
+    @classmethod
+    def of(cls, versions: Sequence[int], learned: int) -> Lag:
+        """Of a rollout that ``versions`` sampled in equal shares, learned from in ``learned``."""
+        ages = [learned - version for version in versions]
+        return cls(mean=sum(ages) / len(ages), max=max(ages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,6 @@ from autoplace.device_names import CPU
 from autoplace.engines import NUMPY
 from autoplace.envs import BACKENDS
 from autoplace.envs.workers import NotPicklableError
-from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.ppo.steps import Act, make_policy_step
 from autoplace.train.remote_learner import RemoteLearner
 from autoplace.train.sampler import HostSampler
@@ -67,23 +66,8 @@ class DoubleBufferScheme:
     overlaps = True
 
     def __init__(self, setup: Setup) -> None:
-        hyper, placement, spec = setup.hyperparameters, setup.placement, setup.network.spec
-        steps, num_envs = hyper.rollout_steps, hyper.num_envs
         self._timer, self._draws, self._seeds = setup.timer, setup.draws, setup.env_seeds
-        rollouts = [
-            Rollout(
-                spec,
-                rollout_steps=steps,
-                num_envs=num_envs,
-                shared=shared_memory(
-                    spec,
-                    rollout_steps=steps,
-                    num_envs=num_envs,
-                    pinned_for=placement.learn_device,
-                ),
-            )
-            for _ in range(2)
-        ]
+        rollouts = setup.shared_rollouts(2)
         self._envs = setup.make_envs()
         self.learner = RemoteLearner(setup, rollouts, max_policy_lag=1)
         self._policy_step = make_policy_step(self.learner.network, setup.engines.hear)
