@@ -28,7 +28,7 @@ OPS = (
     "copy",  # bytes between host and device
     "handoff",  # a small message to another thread of control and its answer
     "hand_over",  # the same once in a while, as a sampler tells a learner of a rollout
-    "process_start",  # a trainer's process spawned, until it is ready
+    "process_start",  # a trainer's process spawned, until it is ready; with an env, a sampler's
     "crowd",  # several processes at once: (n,) stretches of Python each, until the last is through
     "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
@@ -113,6 +113,14 @@ def _is_spec(value: object) -> TypeGuard[NetworkSpec | EnvSpec]:
     return isinstance(value, (NetworkSpec, EnvSpec))
 
 
+PROCESS_START = Task(op="process_start")
+
+
+def env_start(env: EnvSpec) -> Task:
+    """The start of a process that makes environments and needs no torch."""
+    return Task(op="process_start", env=env)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A task and its raw times; every statistic is derived from them.
@@ -123,6 +131,9 @@ class Measurement:
         calls_per_sample: calls that each sample averages over.
         origin: ``measured``; ``scaled`` from another machine's; or ``given`` by the user.
         valid_fraction: share of an env step's rows that were transitions; the others only reset.
+        process_bytes: memory that the first environment of a process start adds to the process,
+            beyond its own.
+        env_bytes: memory that each of its environments holds.
     """
 
     task: Task
@@ -130,12 +141,15 @@ class Measurement:
     calls_per_sample: int = 1
     origin: str = "measured"
     valid_fraction: float = 1.0
+    process_bytes: int = 0
+    env_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.times_s and all(t > 0 and math.isfinite(t) for t in self.times_s), self
         assert self.calls_per_sample >= 1
         assert self.origin in ("measured", "scaled", "given"), self.origin
         assert 0 < self.valid_fraction <= 1, self.valid_fraction
+        assert self.process_bytes >= 0 and self.env_bytes >= 0, self
 
     @functools.cached_property
     def median_s(self) -> float:
@@ -187,6 +201,8 @@ class Measurement:
             "calls_per_sample": self.calls_per_sample,
             **({} if self.origin == "measured" else {"origin": self.origin}),
             **({} if self.valid_fraction == 1 else {"valid_fraction": self.valid_fraction}),
+            **({"process_bytes": self.process_bytes} if self.process_bytes else {}),
+            **({"env_bytes": self.env_bytes} if self.env_bytes else {}),
         }
 
     @classmethod
@@ -198,6 +214,8 @@ class Measurement:
             calls_per_sample=int(row["calls_per_sample"]),
             origin=str(row.get("origin", "measured")),
             valid_fraction=float(row.get("valid_fraction", 1.0)),
+            process_bytes=int(row.get("process_bytes", 0)),
+            env_bytes=int(row.get("env_bytes", 0)),
         )
 
 

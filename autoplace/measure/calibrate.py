@@ -28,10 +28,10 @@ from autoplace.measure.load import Load, LoadError
 from autoplace.measure.named_engine import engine_tasks, measure_engine
 from autoplace.measure.own_network import measure_own_network, own_network_tasks
 from autoplace.measure.probes import build_probe, probe_bytes, timed_tasks
-from autoplace.measure.process_start import PROCESS_START, measure_process_start
+from autoplace.measure.process_start import measure_process_start
 from autoplace.measure.sentinel import Sentinel
 from autoplace.measure.timing import Series, run_probe
-from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.measurement import PROCESS_START, Calibration, Measurement, Task
 from autoplace.sections import section_of, stale_sections, what_holds
 from autoplace.units import format_percent, format_seconds
 from autoplace.workload import EnvSpec, Hyperparameters

@@ -20,6 +20,7 @@ from autoplace.envs import (
 )
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.recorder import OutcomeRecorder
+from autoplace.measure.env_start import measure_env_start
 from autoplace.measure.timing import Probe, Series, other_work, run_probe
 from autoplace.measurement import Measurement, Task
 from autoplace.workload import EnvSpec
@@ -90,7 +91,8 @@ def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -
 
     In-process backends are timed with the parts too that sampler processes would step. Worker
     processes are left out where all environments are stepped in less than it takes to hand
-    actions over and results back: there they cannot gain.
+    actions over and results back: there they cannot gain. The start of a process that makes such
+    environments is timed too, with what they hold in memory.
     """
     tasks = env_tasks(env, (*nums_envs, *part_sizes(max(nums_envs), usable_cpus)))
     measurements = measure_env(env, tasks)
@@ -100,7 +102,7 @@ def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -
     if usable_cpus > 1 and slowest_s > _WORKERS_MAY_PAY_S:
         tasks = env_tasks(env, nums_envs, worker_counts(usable_cpus))
         measurements += measure_env(env, [task for task in tasks if task.workers])
-    return measurements
+    return measurements + measure_env_start(env)
 
 
 def measure_backend(

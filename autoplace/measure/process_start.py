@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 from autoplace import device
 from autoplace.device import MessageChannel
-from autoplace.measurement import Measurement, Task
+from autoplace.measurement import PROCESS_START, Measurement
 from autoplace.ppo import steps  # noqa: F401 - as the processes of a run import it
 from autoplace.processes import ChildProcess
 
 log = logging.getLogger(__name__)
 
-PROCESS_START = Task(op="process_start")
 DEADLINE_S = 120.0
 _GRACE_S = 1.0
 

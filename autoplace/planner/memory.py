@@ -8,24 +8,26 @@ from dataclasses import dataclass
 
 from autoplace.device_names import CPU
 from autoplace.engines import EAGER, NUMPY, engine_on
-from autoplace.planner.backends import (
-    JOINED,
-    SPREAD,
-    num_started,
-    samples_apart,
-    starts_other_side,
-)
+from autoplace.measurement import Calibration, env_start
+from autoplace.planner.backends import started_by
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.ppo.numpy_perceptron import PASS_ROWS as NUMPY_PASS_ROWS
-from autoplace.workload import FLOAT_BYTES, PASS_NUMBERS, PASS_ROWS, NetworkSpec, Workload
+from autoplace.workload import (
+    FLOAT_BYTES,
+    PASS_NUMBERS,
+    PASS_ROWS,
+    EnvSpec,
+    NetworkSpec,
+    Workload,
+)
 
 # Share of the free memory that a plan may use: the rest is for what an estimate cannot see
-# (allocator slack, library workspaces, the environments themselves).
+# (allocator slack, library workspaces).
 USABLE_FRACTION = 0.8
 # What a process keeps to itself, measured under Linux (tests/benchmarks/memory_estimates.py): that
-# of the run beyond what planning took; another one with torch; one without, simple environments
-# included; and what multiprocessing starts beside the first process.
+# of the run beyond what planning took; another one with torch; one without; and what
+# multiprocessing starts beside the first process.
 _RUN_BYTES = 132 * 2**20
 _TORCH_BYTES = 150 * 2**20
 _STEPPING_BYTES = 30 * 2**20
@@ -70,15 +72,44 @@ class Limits:
     device_bytes: int | None = None
 
 
-def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
-    """The most bytes that a run holds at a time, by device; of a new process all that it keeps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvMemory:
+    """What environments hold, as measured; 0 where it was not.
+
+    Attributes:
+        process_bytes: in each process that makes some, beyond them.
+        env_bytes: by each of them.
+    """
+
+    process_bytes: int = 0
+    env_bytes: int = 0
+
+    @classmethod
+    def of(cls, calibration: Calibration, env: EnvSpec) -> EnvMemory:
+        """As it was measured when a process with the environment was started."""
+        known = calibration.by_task.get(env_start(env))
+        if known is None:
+            return cls()
+        return cls(process_bytes=known.process_bytes, env_bytes=known.env_bytes)
+
+
+def estimate_bytes(
+    workload: Workload, placement: Placement, held: EnvMemory | None = None
+) -> dict[str, int]:
+    """The most bytes that a run holds at a time, by device; of a new process all that it keeps.
+
+    Args:
+        workload: what is trained.
+        placement: where its work is put.
+        held: by its environments, if that is known.
+    """
     rows = workload.hyperparameters.rollout_steps * placement.num_envs
     weights = FLOAT_BYTES * workload.network.num_parameters
     orders = 8 * workload.hyperparameters.epochs * rows  # of rows in each epoch
     noise = FLOAT_BYTES * rows * workload.network.action_size
     rollout = _rollout_bytes(workload, placement)
     lag = placement.max_policy_lag
-    host = _processes_bytes(workload, placement)
+    host = _processes_bytes(workload, placement, held or EnvMemory())
     host += _STEP_BYTES * workload.hyperparameters.rollout_steps
     if placement.learn_device == CPU:
         host += orders + _host_learning_bytes(workload, placement)
@@ -95,19 +126,16 @@ def estimate_bytes(workload: Workload, placement: Placement) -> dict[str, int]:
     return {CPU: host, placement.learn_device: there + (noise if samples_there else 0)}
 
 
-def _processes_bytes(workload: Workload, placement: Placement) -> int:
-    """What all processes keep to themselves before anything is allocated."""
-    has_workers = placement.env_backend in (SPREAD, JOINED)
-    engine = engine_on(placement.engine, CPU, is_plain=workload.network.is_plain)
-    samplers = placement.num_workers if samples_apart(placement) else 0  # of async
-    learns_apart = bool(starts_other_side(placement))
-    needs_torch = engine != NUMPY or placement.sample_threads > 1 or has_workers
-    if learns_apart and placement.learn_device == CPU and not needs_torch:  # of double-buffer
-        samplers, learns_apart = 1, False
-    workers = int(num_started(placement)) if has_workers else 0
-    total = _RUN_BYTES + (_TORCH_BYTES if learns_apart else 0) + workers * _STEPPING_BYTES
-    total += samplers * (_STEPPING_BYTES if engine == NUMPY else _TORCH_BYTES)
-    return total + (_TRACKER_BYTES if samplers or workers or learns_apart else 0)
+def _processes_bytes(workload: Workload, placement: Placement, held: EnvMemory) -> int:
+    """What all processes keep to themselves before anything is allocated.
+
+    This process has made such an environment before, so what comes with the first is there.
+    """
+    started = started_by(placement, is_plain=workload.network.is_plain)
+    total = _RUN_BYTES + placement.num_envs * held.env_bytes
+    total += started.with_envs * held.process_bytes
+    total += started.with_torch * _TORCH_BYTES + started.without_torch * _STEPPING_BYTES
+    return total + (_TRACKER_BYTES if any(started) else 0)
 
 
 def _host_learning_bytes(workload: Workload, placement: Placement) -> int:
@@ -179,11 +207,13 @@ def _pass_rows(network: NetworkSpec) -> int:
     return max(1, PASS_NUMBERS // network.activation_size)
 
 
-def too_large(workload: Workload, placement: Placement, limits: Limits | None) -> str | None:
+def too_large(
+    workload: Workload, placement: Placement, limits: Limits | None, held: EnvMemory
+) -> str | None:
     """Why the placement does not fit into the limits, or ``None``."""
     if limits is None:
         return None
-    for device, nbytes in estimate_bytes(workload, placement).items():
+    for device, nbytes in estimate_bytes(workload, placement, held).items():
         limit = limits.host_bytes if device == CPU else limits.device_bytes
         if limit is not None and nbytes > USABLE_FRACTION * limit:
             return (

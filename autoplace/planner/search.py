@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from autoplace.cost_model import Z90, CostModel, fit_cost_model
 from autoplace.engines import EAGER, ENGINES, TIMED_WHERE_NAMED, supports
 from autoplace.errors import CalibrationError, UsageError
-from autoplace.measurement import Calibration, Task
+from autoplace.measurement import PROCESS_START, Calibration, Task
 from autoplace.planner import schemes as layouts
 from autoplace.planner.choices import (
     OWN_DYNAMICS,
@@ -32,7 +32,6 @@ from autoplace.planner.ranking import Ranking
 from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
 from autoplace.planner.schemes import Axes, Scheme, Work
 from autoplace.planner.space import (
-    PROCESS_START,
     Costed,
     Coster,
     Rejected,

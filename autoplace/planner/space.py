@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from autoplace.contention import Contention
 from autoplace.cost_model import Cost, CostModel
-from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.measurement import PROCESS_START, Calibration, Measurement, Task, env_start
 from autoplace.planner import memory
-from autoplace.planner.backends import num_started, starts_other_side
+from autoplace.planner.backends import STARTING_FIELDS, started_by
 from autoplace.planner.choices import lag_efficiency, matching, minibatch_efficiency
 from autoplace.planner.engine_gain import setup_s
 from autoplace.planner.placements import Codes, Placements, partial
@@ -30,7 +30,6 @@ from autoplace.planner.schemes.base import Array, Rule
 from autoplace.planner.schemes.layout import busy_s
 from autoplace.workload import Workload
 
-PROCESS_START = Task(op="process_start")
 # What is left at least of a vector step whose environments are thought faster.
 _LEAST_SHARE = 0.02
 
@@ -81,7 +80,8 @@ class SchemeSpace:
         iteration_s: its length.
         env_steps_per_s: without rows that only reset.
         efficiency: relative sample efficiency.
-        start_turns: one after the other, of processes that start, where that has a cost.
+        start_turns: starts of processes, one after the other, by the task that one of them is,
+            where that has a cost.
         one_off_s: seconds of those, and what an engine takes once.
         start_share: of the time that all iterations take.
     """
@@ -94,7 +94,7 @@ class SchemeSpace:
     iteration_s: Array
     env_steps_per_s: Array
     efficiency: Array
-    start_turns: NDArray[np.int_]
+    start_turns: Mapping[Task, Array]
     one_off_s: Array
     start_share: Array
 
@@ -142,9 +142,9 @@ class Costed(NamedTuple):
         space, row = self.space, self.row
         rates = task_calls(self.works)
         start, one_off_s = float(space.start_share[row]), float(space.one_off_s[row])
-        if space.start_turns[row]:
-            turns_s = int(space.start_turns[row]) / one_off_s
-            rates[PROCESS_START] = start * self.iteration_s * turns_s
+        for task, turns in space.start_turns.items():
+            if turns[row]:
+                rates[task] = start * self.iteration_s * float(turns[row]) / one_off_s
         run_s = self.iteration_s * (1 + start)
         return {task: calls / run_s for task, calls in rates.items()}
 
@@ -223,8 +223,14 @@ class Coster:
         """Those that fit into memory, and those that do not."""
         values, which = placements.distinct("variant", *memory.FIELDS)
         found = [
-            memory.too_large(variants[v].workload, partial(memory.FIELDS, rest), self._limits)
+            memory.too_large(
+                workload,
+                partial(memory.FIELDS, rest),
+                self._limits,
+                memory.EnvMemory.of(self._calibration, workload.env),
+            )
             for v, *rest in values
+            for workload in [variants[v].workload]
         ]
         fits = np.array([reason is None for reason in found], dtype=np.bool_)[which]
         reasons = [str(found[index]) for index in which[~fits]]
@@ -266,13 +272,10 @@ class Coster:
         spans = scheme.layout(timing, placements)
         iteration_s = busy_s([span for span in spans if span.lane == "sampler"])
         rate = steps * placements.num_envs * valid_fraction / iteration_s
-        processes = starts_other_side(placements) + num_started(placements)
-        turns = np.ceil(processes / self._usable_cpus)
+        turns = self._start_turns(placements, variants)
         one_off_s = self._setup_s(placements, variants)
-        if PROCESS_START in self.costs:
-            one_off_s = turns * self.costs[PROCESS_START].seconds + one_off_s
-        else:
-            turns = 0 * turns
+        for task, count in turns.items():
+            one_off_s = one_off_s + count * self.costs[task].seconds
         total_steps = np.array([v.total_steps or math.inf for v in variants])
         return SchemeSpace(
             scheme=scheme,
@@ -287,6 +290,46 @@ class Coster:
             one_off_s=one_off_s,
             start_share=one_off_s * rate / total_steps[variant],
         )
+
+    def _start_turns(
+        self, placements: Placements, variants: Sequence[Variant]
+    ) -> dict[Task, Array]:
+        """Starts of processes, as if one after the other, by the task that one of them is.
+
+        All start at once: that takes as long as the slowest, or where there are fewer CPUs than
+        processes as long as those have to work for all.
+        """
+        if PROCESS_START not in self.costs:
+            return {}
+        values, which = placements.distinct("variant", *STARTING_FIELDS)
+        turns: dict[Task, Array] = {}
+        for index, (v, *rest) in enumerate(values):
+            workload = variants[v].workload
+            started = started_by(partial(STARTING_FIELDS, rest), is_plain=workload.network.is_plain)
+            light = self._light_start(workload)
+            found = {light: float(started.without_torch)}
+            found[PROCESS_START] = found.get(PROCESS_START, 0.0) + started.with_torch
+            work_s = sum(count * self.costs[task].seconds for task, count in found.items())
+            longest = max(
+                (t for t, count in found.items() if count), default=None, key=self._start_s
+            )
+            if longest is not None and self._start_s(longest) >= work_s / self._usable_cpus:
+                found = {longest: float(self._usable_cpus)}
+            for task, count in found.items():
+                turns.setdefault(task, np.zeros(len(values)))[index] = count / self._usable_cpus
+        return {task: count[which] for task, count in turns.items()}
+
+    def _start_s(self, task: Task) -> float:
+        return self.costs[task].seconds
+
+    def _light_start(self, workload: Workload) -> Task:
+        """The start of a process without torch, as far as that was timed."""
+        task = env_start(workload.env)
+        if task not in self._calibration.by_task:
+            return PROCESS_START
+        if task not in self.costs:
+            self.costs.update(self._model.predict([task]))
+        return task
 
     def _setup_s(self, placements: Placements, variants: Sequence[Variant]) -> Array:
         """Seconds that the engine of each placement takes once."""

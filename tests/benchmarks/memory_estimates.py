@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,8 @@ from pathlib import Path
 import psutil
 
 from autoplace import store
-from autoplace.planner.memory import estimate_bytes
+from autoplace.measure.env_start import measure_env_start
+from autoplace.planner.memory import EnvMemory, estimate_bytes
 from autoplace.planner.search import make_plan
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
@@ -36,7 +38,8 @@ CASES = (
 # num_envs, rollout_steps, minibatch_rows, hidden_sizes: nothing much; the rollout; the weights
 SIZES = ((8, 128, 128, (64, 64)), (64, 2048, 4096, (64, 64)), (8, 128, 128, (1024, 1024)))
 ITERATIONS = 4
-POLL_S = 0.02
+REPEATS = 3
+POLL_S = 0.002
 
 
 def run(row: str) -> None:
@@ -61,7 +64,9 @@ def run(row: str) -> None:
     placement = dataclasses.replace(plan.placement, **fixed)
     chosen = dataclasses.replace(plan.chosen, placement=placement)
     plan = dataclasses.replace(plan, workload=workload, chosen=chosen)
-    print(estimate_bytes(workload, plan.placement)["cpu"], flush=True)
+    (start,) = measure_env_start(workload.env)
+    held = EnvMemory(process_bytes=start.process_bytes, env_bytes=start.env_bytes)
+    print(estimate_bytes(workload, plan.placement, held)["cpu"], flush=True)
     sys.stdin.readline()
     from autoplace.train import train
 
@@ -70,17 +75,36 @@ def run(row: str) -> None:
 
 
 def held_bytes(root: psutil.Process) -> int:
-    """Memory of a process and its children, of no file."""
-    total = 0
+    """Memory of a process and its children, of no file; what they share counts once."""
+    own, shared = 0, 0
     try:
         for process in (root, *root.children(recursive=True)):
-            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
                 name, _, value = line.partition(":")
-                if name in ("Pss_Anon", "Pss_Shmem"):
-                    total += 1024 * int(value.split()[0])
+                if name == "RssAnon":
+                    own += 1024 * int(value.split()[0])
+                elif name == "RssShmem":  # the process that learns sees all of it
+                    shared = max(shared, 1024 * int(value.split()[0]))
     except (psutil.Error, OSError):  # one of them has just ended
         return 0
-    return total
+    return own + shared
+
+
+def measured(command: list[str]) -> tuple[int, int]:
+    """What a run was estimated to hold, and the most that it did, in bytes."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        estimate, root = int(child.stdout.readline()), psutil.Process(child.pid)
+        before = held_bytes(root)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        peak = 0
+        while child.poll() is None:
+            peak = max(peak, held_bytes(root))
+            time.sleep(POLL_S)
+    return estimate, peak - before
 
 
 def main() -> None:
@@ -92,19 +116,8 @@ def main() -> None:
             "tests.benchmarks.memory_estimates",
             json.dumps((*case, *sizes)),
         ]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as child:
-            assert child.stdin is not None and child.stdout is not None
-            estimate, root = int(child.stdout.readline()), psutil.Process(child.pid)
-            before = held_bytes(root)
-            child.stdin.write("\n")
-            child.stdin.flush()
-            peak = 0
-            while child.poll() is None:
-                peak = max(peak, held_bytes(root))
-                time.sleep(POLL_S)
-        added = peak - before
+        found = [measured(command) for _ in range(REPEATS)]
+        estimate, added = (int(statistics.median(values)) for values in zip(*found, strict=True))
         name = " ".join((*case[:2], *map(str, case[2].values())))
         print(
             f"{name:<34} {sizes!s:<32} {added / 2**20:6.0f} MiB, estimated "

@@ -16,7 +16,8 @@ from autoplace import device
 from autoplace.measure import process_start
 from autoplace.measure.calibrate import calibrate
 from autoplace.measure.order import ORDER
-from autoplace.measure.process_start import PROCESS_START, measure_process_start
+from autoplace.measure.process_start import measure_process_start
+from autoplace.measurement import PROCESS_START
 from tests.emulated.machine import EmulatedMachine
 from tests.emulated.spec import CpuSpec, MachineSpec
 

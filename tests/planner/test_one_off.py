@@ -11,7 +11,7 @@ import pytest
 from autoplace import store
 from autoplace.close_calls import Verdict, decide
 from autoplace.cost_model import CostModel, fit_cost_model
-from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.measurement import Calibration, Measurement, Task, env_start
 from autoplace.planner.plan import Candidate, Placement, Plan
 from autoplace.planner.ranking import SAME_SPEED_FRACTION
 from autoplace.planner.search import make_plan
@@ -105,6 +105,25 @@ def test_processes_beyond_the_cores_start_one_after_the_other(
             total_steps=100_000,
         )
         assert plan.chosen.one_off_s == turns * START_S
+
+
+def test_a_process_without_torch_is_charged_what_such_a_one_takes(calibration: Calibration) -> None:
+    light = Measurement(task=env_start(CARTPOLE.env), times_s=(0.5,))
+    both = calibration.with_measurements([light])
+
+    def plan(**fixed: object) -> Plan:
+        return make_plan(both, CARTPOLE, placement=fixed, total_steps=100_000)
+
+    def one_off_s(scheme: str, **fixed: object) -> float:
+        return plan(**fixed).best_of_schemes[scheme].one_off_s
+
+    numpy, eager = {"engine": "numpy", "sample_threads": 1}, {"engine": "eager"}
+    assert one_off_s("double-buffer", **numpy) == 0.5  # a sampler
+    assert one_off_s("double-buffer", **eager) == START_S  # a learner
+    for samplers, starts in ((2, 1), (4, 2)):
+        assert one_off_s("async", num_workers=samplers, **numpy) == starts * 0.5
+        assert one_off_s("async", num_workers=samplers, **eager) == starts * START_S
+    assert plan(**numpy).explain() == plan(**numpy).explain()
 
 
 def test_a_calibration_without_that_time_charges_nothing(calibration: Calibration) -> None:

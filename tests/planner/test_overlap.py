@@ -15,7 +15,7 @@ from autoplace.planner.choices import (
     policy_lags,
     sampler_counts,
 )
-from autoplace.planner.memory import estimate_bytes
+from autoplace.planner.memory import EnvMemory, estimate_bytes
 from autoplace.planner.placements import Placements
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.asynchronous import ASYNC, straggling_s
@@ -304,6 +304,23 @@ def test_what_acts_by_numpy_needs_no_torch_beside_the_run() -> None:
     apart = dataclasses.replace(one, sample_threads=2)
     more = estimate_bytes(WORKLOAD, apart)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
     assert more == (150 - 30) * 2**20
+
+
+def test_environments_are_counted_in_every_process_that_makes_some() -> None:
+    held = EnvMemory(process_bytes=7 * 2**20, env_bytes=2**20)
+
+    def more(placement: Placement) -> int:
+        counted = estimate_bytes(WORKLOAD, placement, held)["cpu"]
+        return (counted - estimate_bytes(WORKLOAD, placement)["cpu"]) // 2**20
+
+    light = dataclasses.replace(placements_of(ASYNC, num_workers=4).placement(0), engine="numpy")
+    assert more(light) == 8 + 4 * 7  # eight environments in four samplers
+    assert more(dataclasses.replace(light, num_workers=0)) == 8 + 7  # in one, of double-buffer
+    serial = dataclasses.replace(light, max_policy_lag=0)
+    workers = dataclasses.replace(serial, env_backend="process", num_workers=2)
+    assert more(workers) == 8 + 2 * 7
+    assert more(dataclasses.replace(workers, env_backend="joint")) == 8 + 7  # the run steps a share
+    assert more(dataclasses.replace(serial, num_workers=0)) == 8  # which has made one before
 
 
 def test_a_calibrated_contention_makes_overlap_dearer_and_leaves_turns_alone() -> None:
