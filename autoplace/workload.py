@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autoplace.device_names import is_accelerator
 from autoplace.errors import UsageError
 
 FLOAT_BYTES = 4
 # What bounds the activations of a pass over a whole rollout: its rows, and with an encoder of
-# images or a network of the user's own the numbers that its layers put out.
+# images or a network of the user's own the numbers that its layers put out. Those of the host are
+# to be less than what a gradient step holds; an accelerator is to be busy.
 PASS_ROWS = 65536
-PASS_NUMBERS = 1 << 24
+HOST_PASS_NUMBERS, PASS_NUMBERS = 1 << 22, 1 << 24
 # How image observations are read: the channel axis found by its size, forced to be the last or the
 # first one, or no image at all but numbers in a row.
 IMAGE_READINGS = ("auto", "hwc", "chw", "flat")
@@ -305,6 +307,13 @@ class NetworkSpec:
     def activation_size(self) -> int:
         """Numbers that the layers put out for one observation."""
         return sum(positions * outputs for positions, _, outputs in self.matmuls())
+
+    def pass_rows(self, device: str) -> int:
+        """Rows of one pass over a whole rollout on a device."""
+        if self.is_plain:
+            return PASS_ROWS
+        numbers = PASS_NUMBERS if is_accelerator(device) else HOST_PASS_NUMBERS
+        return max(1, min(PASS_ROWS, numbers // self.activation_size))
 
     @property
     def feature_size(self) -> int:

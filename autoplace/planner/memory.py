@@ -13,14 +13,7 @@ from autoplace.planner.backends import started_by
 from autoplace.planner.plan import Placement
 from autoplace.planner.schemes.work import rollout_bytes_per_row
 from autoplace.ppo.numpy_perceptron import PASS_ROWS as NUMPY_PASS_ROWS
-from autoplace.workload import (
-    FLOAT_BYTES,
-    PASS_NUMBERS,
-    PASS_ROWS,
-    EnvSpec,
-    NetworkSpec,
-    Workload,
-)
+from autoplace.workload import FLOAT_BYTES, EnvSpec, Workload
 
 # Share of the free memory that a plan may use: the rest is for what an estimate cannot see
 # (allocator slack, library workspaces).
@@ -155,7 +148,7 @@ def _host_learning_bytes(workload: Workload, placement: Placement) -> int:
         passes = (1 + placement.max_policy_lag) * min(rows, NUMPY_PASS_ROWS) * sum(outputs)
     else:  # a layer holds its input and its output
         widest = max(a + b for a, b in itertools.pairwise((images, *outputs)))
-        passes = min(rows, PASS_ROWS, _pass_rows(network)) * widest
+        passes = min(rows, network.pass_rows(CPU)) * widest
     # Activations and the gradients by them, of the engine and of the one that it is compared with.
     part = math.ceil(placement.minibatch_rows / placement.accumulation_steps)
     engines = 2 if engine != EAGER else 1
@@ -186,7 +179,7 @@ def _learner_bytes(workload: Workload, placement: Placement) -> int:
     outputs = [positions * out for positions, _, out in network.matmuls()]
     # A layer holds its input and its output.
     widest = max(a + b for a, b in itertools.pairwise((images, *outputs)))
-    passes = rows * width + min(rows, PASS_ROWS, _pass_rows(network)) * widest
+    passes = rows * width + min(rows, network.pass_rows(placement.learn_device)) * widest
     passes += rows * (network.action_size + 1)
     # Normalised observations (under a lag by two networks) while the matrix is put together.
     joined = (2 if lag else 1) * rows * width + matrix + 5 * rows
@@ -198,13 +191,6 @@ def _learner_bytes(workload: Workload, placement: Placement) -> int:
     step = gathered + part * (images + sum(outputs))
     step += part * max(outputs) + max(part * max(outputs), largest)
     return FLOAT_BYTES * (state + max(passes, joined, matrix + step))
-
-
-def _pass_rows(network: NetworkSpec) -> int:
-    """Rows that pass the network at once."""
-    if network.is_plain:
-        return PASS_ROWS
-    return max(1, PASS_NUMBERS // network.activation_size)
 
 
 def too_large(

@@ -13,7 +13,7 @@ from autoplace.ppo.gae import advantages, bootstrap_values
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
-from autoplace.workload import PASS_NUMBERS, PASS_ROWS, Hyperparameters, NetworkSpec
+from autoplace.workload import PASS_ROWS, Hyperparameters, NetworkSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,6 @@ def _in_passes(function: object, rows: Tensor) -> Tensor:
 
 def _both_in_passes(network: ActorCritic, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(policy outputs, values) of rows, what they share computed once."""
-    pass_rows = max(1, min(PASS_ROWS, PASS_NUMBERS // network.spec.activation_size))
+    pass_rows = network.spec.pass_rows(rows.device.type)
     parts = [network.both(part) for part in torch.split(rows, pass_rows)]
     return torch.cat([outputs for outputs, _ in parts]), torch.cat([v for _, v in parts])

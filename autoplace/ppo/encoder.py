@@ -78,10 +78,10 @@ def _image_encoder(image: ImageSpec, take: Take) -> nn.Sequential:
             layer.in_channels, layer.out_channels, layer.kernel, layer.stride, device="meta"
         )
         _place(convolution, take)
-        modules += [convolution, nn.ReLU()]
+        modules += [convolution, nn.ReLU(inplace=True)]
     linear = nn.Linear(*image.linear, device="meta")
     _place(linear, take)
-    return nn.Sequential(*modules, nn.Flatten(), linear, nn.ReLU())
+    return nn.Sequential(*modules, nn.Flatten(), linear, nn.ReLU(inplace=True))
 
 
 def _place(module: nn.Conv2d | nn.Linear, take: Take) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from autoplace.engines import NUMPY
 from autoplace.ppo import numpy_loss
-from autoplace.ppo.adam import ADAM_EPS, BETA_1, BETA_2, Adam, HostAdam
+from autoplace.ppo.adam import ADAM_EPS, BETA_1, BETA_2
 from autoplace.ppo.batch import Batch
 from autoplace.ppo.engine_updater import EngineUpdater
 from autoplace.ppo.network import ActorCritic, host_perceptron
@@ -71,9 +71,6 @@ class NumpyUpdater(EngineUpdater):
         if network.log_std is not None and network.log_std.grad is not None:
             self._log_std = network.log_std.detach().numpy()
             self._by_log_std = network.log_std.grad.numpy()
-
-    def _make_optimizer(self, learning_rate: float) -> Adam:
-        return HostAdam(self._flat, learning_rate)
 
     def update(
         self, batch: Batch, permutations: Sequence[Tensor], *, learning_rate: float, iteration: int

@@ -173,7 +173,7 @@ def test_passes_over_a_rollout_of_images_are_small_and_change_nothing(monkeypatc
     seen = []
     both = network.both
     monkeypatch.setattr(network, "both", lambda rows: (seen.append(len(rows)), both(rows))[1])
-    monkeypatch.setattr("autoplace.ppo.batch.PASS_NUMBERS", 5 * network.spec.activation_size)
+    monkeypatch.setattr("autoplace.workload.HOST_PASS_NUMBERS", 5 * network.spec.activation_size)
     torch.testing.assert_close(make_batch(network, rollout, hyper).rows, whole)
     assert seen == [5, 5, 5, 3]
 
