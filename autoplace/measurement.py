@@ -152,20 +152,33 @@ class Measurement:
         assert self.process_bytes >= 0 and self.env_bytes >= 0, self
 
     @functools.cached_property
+    def _middle(self) -> tuple[float, float]:
+        """Median of all samples, and 1.4826 x their median absolute deviation."""
+        middle_s = statistics.median(self.times_s)
+        return middle_s, 1.4826 * statistics.median(abs(t - middle_s) for t in self.times_s)
+
+    @functools.cached_property
+    def _usual_s(self) -> tuple[float, ...]:
+        """The samples within 5 spreads (or 10 %) of the middle."""
+        middle_s, spread_s = self._middle
+        limit_s = max(5 * spread_s, 0.10 * middle_s)
+        return tuple(t for t in self.times_s if abs(t - middle_s) <= limit_s)
+
+    @functools.cached_property
     def median_s(self) -> float:
-        """Median seconds of one call: outliers, however large, hardly move it."""
-        return statistics.median(self.times_s)
+        """Median seconds of one call, outliers left out: they would still move the middle."""
+        return statistics.median(self._usual_s)
 
     @property
     def num_samples(self) -> int:
         """Number of raw times."""
         return len(self.times_s)
 
-    @functools.cached_property
+    @property
     def spread_fraction(self) -> float:
-        """Scatter of single samples over the median: 1.4826 x the median absolute deviation."""
-        deviations = [abs(t - self.median_s) for t in self.times_s]
-        return 1.4826 * statistics.median(deviations) / self.median_s
+        """Scatter of single samples over their median: 1.4826 x the median absolute deviation."""
+        middle_s, spread_s = self._middle
+        return spread_s / middle_s
 
     @property
     def error_fraction(self) -> float:
@@ -179,9 +192,8 @@ class Measurement:
 
     @property
     def outlier_fraction(self) -> float:
-        """Share of samples further than 5 spreads (and 10 %) from the median."""
-        limit = max(5 * self.spread_fraction, 0.10) * self.median_s
-        return sum(abs(t - self.median_s) > limit for t in self.times_s) / self.num_samples
+        """Share of samples further than 5 spreads (and 10 %) from the middle."""
+        return 1 - len(self._usual_s) / self.num_samples
 
     @property
     def drift_fraction(self) -> float:

@@ -407,8 +407,6 @@ class _Session:
         if self._pool not in (None, pool):
             device.let_threads_sleep()
         self._pool = pool
-        if pool != NUMPY:  # whose threads would be in the sentinel's way, and it in theirs
-            self._sentinel.look()
         try:
             with self._load.on(task.beside), device.torch_threads(task.threads, task.engine):
                 self._run(task, time_limit_s)
@@ -419,6 +417,8 @@ class _Session:
         except EngineError as fault:
             self._no_engine[task.engine, task.device] = str(fault)
             self._left_out.append((task, str(fault)))
+        if pool != NUMPY:  # whose threads would be in the sentinel's way, and it in theirs
+            self._sentinel.look()
 
     def _run(self, task: Task, time_limit_s: float) -> None:
         probe = build_probe(task)

@@ -22,13 +22,17 @@ from autoplace.measurement import Task
 Array = NDArray[np.float64]
 
 _SIZE = 256  # of the product: short, and large enough for every thread to have a part
-# No more readings than this in a calibration, and no more than this share of its time for them.
+# No more readings than this in a calibration, and of a quiet one's time no more than this share.
 _MOST_READINGS = 300
 _TIME_SHARE = 0.1
-_SAMPLES = 5  # of which a reading is the median
+# A reading takes some time, in samples, of which the second half counts: threads that slept are
+# first in line, and only after a slice of time do others' claims show. A slow one ends early.
+_READING_S = 0.01
+_LEAST_SAMPLES = 5
+_LONGEST = 4.0  # as a multiple of the usual
 _FALSE_ALARMS = 0.01  # share of quiet calibrations that may be doubted
 _LEAST_READINGS = 8
-_LEAST_SLOWDOWN = 0.03  # what is slower by less is not worth a word
+_LEAST_SLOWDOWN = 0.05  # what is slower by less is not worth a word
 _LEAST_RUN = 3  # readings in a spell
 _MOST_SPREADS = 5.0
 _LEAST_SPREAD = 0.002  # of readings, relative
@@ -64,9 +68,9 @@ class Sentinel:
 
     def __init__(self, threads: int, duration_s: float) -> None:
         self._task = task_of(threads)
-        self._interval_s = duration_s / _MOST_READINGS
+        self._least_interval_s = self._interval_s = duration_s / _MOST_READINGS
         self._probe = build_probe(self._task)
-        self._calls = 0
+        self._call_s = 0.0  # while nothing interferes
         self._moments_s: list[float] = []
         self._readings_s: list[float] = []
 
@@ -76,14 +80,21 @@ class Sentinel:
         if self._moments_s and now_s < self._moments_s[-1] + self._interval_s:
             return
         with device.torch_threads(self._task.threads):
-            (once_s,) = self._probe.sample(1)
-            if not self._calls:
-                (once_s,) = self._probe.sample(1)  # the first one paid for cold caches
-                self._calls = max(1, round(MIN_SAMPLE_S / max(once_s, 1e-9)))
-            taken = [self._probe.sample(self._calls)[0] for _ in range(_SAMPLES)]
+            if not self._moments_s:
+                self._probe.sample(1)  # pays for cold caches
+                (self._call_s,) = self._probe.sample(1)
+            calls = max(1, round(MIN_SAMPLE_S / self._call_s))
+            samples = max(_LEAST_SAMPLES, round(_READING_S / (calls * self._call_s)))
+            usual_s = samples * calls * self._call_s
+            end_s = device.now() + _LONGEST * usual_s
+            taken: list[float] = []
+            while len(taken) < samples and (not taken or device.now() < end_s):
+                taken += self._probe.sample(calls)
+        self._call_s = min(self._call_s, *taken)
+        # The usual time sets the pace: a spell makes readings longer and must not make them fewer.
+        self._interval_s = max(self._least_interval_s, usual_s / _TIME_SHARE)
         self._moments_s.append(now_s)
-        self._readings_s.append(float(np.median(taken)))
-        self._interval_s = max(self._interval_s, (device.now() - now_s) / _TIME_SHARE)
+        self._readings_s.append(float(np.median(taken[-samples // 2 :])))
 
     def slow_spell(self) -> Spell | None:
         """The most striking spell, if there is one."""

@@ -1,6 +1,6 @@
 """Does a calibration notice other programs here? Alternating tries, with and without a load.
 
-    python -m tests.benchmarks.sentinel [--tries 20] [--seconds 10]
+    python -m tests.benchmarks.sentinel [--tries 20] [--seconds 10] [--seed 0]
 
 In every second try processes that compute keep half or all of the CPUs busy for 20 to 60 % of the
 calibration, from a random moment on. Printed is what each try said; nothing else should run
@@ -10,42 +10,35 @@ meanwhile.
 from __future__ import annotations
 
 import argparse
-import math
-import multiprocessing
 import random
+import subprocess
+import sys
 import threading
 import time
 
+from autoplace.machine import detect_machine
 from autoplace.measure.calibrate import calibrate
 from autoplace.measurement import Calibration
 
-
-def spin() -> None:
-    """Keep a core busy."""
-    value = 0.0
-    while True:
-        value = math.sin(value) + 1.0
+SPIN = "while True: pass"
 
 
-def with_load(budget_s: float, seed: int) -> tuple[Calibration, str]:
+def with_load(budget_s: float, usable: int, seed: int) -> tuple[Calibration, str]:
     """A quick calibration beside a load, and what that load was."""
     rng = random.Random(seed)
     length_s = rng.uniform(0.2, 0.6) * budget_s
     start_s = rng.uniform(0.0, 0.9 * budget_s - length_s)
-    cores = rng.choice((multiprocessing.cpu_count() // 2 or 1, multiprocessing.cpu_count()))
+    cores = rng.choice((-(-usable // 2), usable))
     over = threading.Event()
 
     def disturb() -> None:
         if over.wait(start_s):
             return
-        spawn = multiprocessing.get_context("spawn")
-        partners = [spawn.Process(target=spin, daemon=True) for _ in range(cores)]
-        for partner in partners:
-            partner.start()
+        partners = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(cores)]
         over.wait(length_s)
         for partner in partners:
             partner.kill()
-            partner.join()
+            partner.wait()
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -62,12 +55,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each calibration")
+    parser.add_argument("--seed", type=int, default=0, help="of the loads")
     args = parser.parse_args()
+    usable = detect_machine().usable_cpus
     flagged = {True: 0, False: 0}
     for index in range(args.tries):
         is_loaded = index % 2 == 1
         if is_loaded:
-            calibration, load = with_load(args.seconds, index)
+            calibration, load = with_load(args.seconds, usable, args.seed + index)
         else:
             load = "no load"
             calibration = calibrate(devices="cpu", budget_s=args.seconds, quick=True)
