@@ -22,7 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection, resource_tracker, util
+from multiprocessing import connection, util
 from typing import Any
 
 _ORPHANED = 1  # exit code of a child whose parent is gone
@@ -80,10 +80,9 @@ class ChildProcess:
     """A started process; see :func:`clean_start` for ``host_only``."""
 
     def __init__(self, target: Callable[[], Any], *, name: str, host_only: bool = False) -> None:
-        context = multiprocessing.get_context("spawn")
         self.name = name
         args = (_PausedCollector(), target, is_bound())
-        self._process = context.Process(target=_run, args=args, name=name)
+        self._process = spawn_process(target=_run, args=args, name=name)
         with clean_start(host_only=host_only):
             self._process.start()
         # Runs at the latest when the interpreter exits, before it waits for child processes.
@@ -194,6 +193,17 @@ def raise_packed(packed: tuple[BaseException, str]) -> None:
 # How a child starts and ends
 
 
+def spawn_process(
+    *, target: Callable[..., Any], args: tuple[Any, ...], name: str
+) -> multiprocessing.process.BaseProcess:
+    """A process that is to be started by ``spawn``, inside of :func:`clean_start`."""
+    if _POSIX:
+        from autoplace.untracked import UntrackedProcess
+
+        return UntrackedProcess(target=target, args=args, name=name)
+    return multiprocessing.get_context("spawn").Process(target=target, args=args, name=name)
+
+
 class _PausedCollector:
     """The first argument of a child: no garbage is looked for while the others import."""
 
@@ -259,7 +269,6 @@ def clean_start(*, host_only: bool) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changed}
     mask = None
     if _POSIX:
-        resource_tracker.ensure_running()  # it would lift the mask
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     os.environ.update(changed)
     try:

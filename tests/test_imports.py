@@ -23,6 +23,7 @@ LAYERS = (
         "cpus",
         "interpreter",
         "processes",
+        "untracked",
     ),
     ("clock", "shared_array"),
     ("accelerators", "device", "files", "home"),

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoplace.envs.make import is_wrapped_atari, make_env
 from autoplace.envs.spaces import (
@@ -17,8 +17,10 @@ from autoplace.envs.spaces import (
     observation_codec,
 )
 from autoplace.errors import CalibrationError, UsageError
-from autoplace.measurement import Calibration
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+
+if TYPE_CHECKING:  # what steps environments in another process does without
+    from autoplace.measurement import Calibration
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import psutil
-
 from autoplace.cgroups import memory_left_bytes, memory_limit_bytes
 from autoplace.units import format_bytes
 
@@ -21,6 +19,8 @@ _SHORT_FRACTION = 0.05
 
 def usable_memory() -> tuple[int, int]:
     """(all, left) bytes of the memory that may be used: the machine's, or a control group's."""
+    import psutil  # here: whoever is watched does without
+
     machine = psutil.virtual_memory()
     limit, left = memory_limit_bytes(), memory_left_bytes()
     return (
@@ -31,6 +31,8 @@ def usable_memory() -> tuple[int, int]:
 
 def resident_bytes(pid: int) -> int:
     """Memory that a process holds, 0 where it is gone."""
+    import psutil
+
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:

@@ -47,6 +47,7 @@ from autoplace.processes import (
     exit_hint,
     is_bound,
     leave_signals_to_parent,
+    spawn_process,
 )
 
 DEADLINE_S = 120.0
@@ -229,7 +230,7 @@ class Workers:
             handle = threading.Thread(target=_serve, args=args, name=name, daemon=True)
             handle.start()
         else:
-            handle = _spawn.Process(
+            handle = spawn_process(
                 target=_worker_main, args=(there, payload, self._shared, is_bound()), name=name
             )
             with clean_start(host_only=True):

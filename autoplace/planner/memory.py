@@ -19,12 +19,10 @@ from autoplace.workload import FLOAT_BYTES, EnvSpec, Workload
 # (allocator slack, library workspaces).
 USABLE_FRACTION = 0.8
 # What a process keeps to itself, measured under Linux (tests/benchmarks/memory_estimates.py): that
-# of the run beyond what planning took; another one with torch; one without; and what
-# multiprocessing starts beside the first process.
+# of the run beyond what planning took; another one with torch; and one without.
 _RUN_BYTES = 132 * 2**20
 _TORCH_BYTES = 150 * 2**20
 _STEPPING_BYTES = 30 * 2**20
-_TRACKER_BYTES = 6 * 2**20
 # Copies of the weights that a learner on the host comes to: weights, gradient, moments and scratch
 # (5); what both engines are given in a trial, and one of their steps (8); a checkpoint in the place
 # of those, taken and in memory; what initialisation and the gaps between all these leave (8).
@@ -127,8 +125,7 @@ def _processes_bytes(workload: Workload, placement: Placement, held: EnvMemory) 
     started = started_by(placement, is_plain=workload.network.is_plain)
     total = _RUN_BYTES + placement.num_envs * held.env_bytes
     total += started.with_envs * held.process_bytes
-    total += started.with_torch * _TORCH_BYTES + started.without_torch * _STEPPING_BYTES
-    return total + (_TRACKER_BYTES if any(started) else 0)
+    return total + started.with_torch * _TORCH_BYTES + started.without_torch * _STEPPING_BYTES
 
 
 def _host_learning_bytes(workload: Workload, placement: Placement) -> int:

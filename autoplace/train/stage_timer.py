@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from array import array
 from collections import defaultdict
+
+import numpy as np
 
 Key = tuple[str, str]  # (stage name, lane), as in a plan
 
@@ -54,9 +55,9 @@ class StageTimer:
     def stage_s(self) -> dict[Key, float]:
         """Median seconds of each stage per iteration; the first iteration is left out."""
         steady = self._steady
-        return {key: statistics.median(seconds[steady]) for key, seconds in self._stage_s.items()}
+        return {key: float(np.median(seconds[steady])) for key, seconds in self._stage_s.items()}
 
     def iteration_s(self) -> float:
         """Median seconds of an iteration; the first is left out. 0 where none is complete."""
         kept = self._iteration_s[self._steady]
-        return statistics.median(kept) if kept else 0.0
+        return float(np.median(kept)) if kept else 0.0
