@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autoplace import device as devices
+from autoplace.device_names import is_accelerator
 from autoplace.engines import FP32
 from autoplace.errors import RunError
 from autoplace.ppo.adam import Adam, make_adam
@@ -90,6 +91,8 @@ class Updater:
         self._accumulation_steps = accumulation_steps
         self._arithmetic = Arithmetic(precision, network.flat.device.type)
         weights = network.flat[: network.num_trainable]
+        if not is_accelerator(weights.device.type):
+            devices.reuse_freed_memory()
         self._flat = torch.nn.Parameter(weights)
         self._gradient = torch.zeros_like(weights)
         self._flat.grad = self._gradient
