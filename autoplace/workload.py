@@ -23,6 +23,7 @@ FLOAT_BYTES = 4
 # to be less than what a gradient step holds; an accelerator is to be busy.
 PASS_ROWS = 65536
 HOST_PASS_NUMBERS, PASS_NUMBERS = 1 << 22, 1 << 24
+_ROW_BLOCK = 8  # kernels take rows by so many, and round what remains in another way
 # How image observations are read: the channel axis found by its size, forced to be the last or the
 # first one, or no image at all but numbers in a row.
 IMAGE_READINGS = ("auto", "hwc", "chw", "flat")
@@ -313,7 +314,8 @@ class NetworkSpec:
         if self.is_plain:
             return PASS_ROWS
         numbers = PASS_NUMBERS if is_accelerator(device) else HOST_PASS_NUMBERS
-        return max(1, min(PASS_ROWS, numbers // self.activation_size))
+        rows = min(PASS_ROWS, numbers // self.activation_size)
+        return rows - rows % _ROW_BLOCK if rows > _ROW_BLOCK else max(1, rows)
 
     @property
     def feature_size(self) -> int:

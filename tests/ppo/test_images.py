@@ -178,6 +178,14 @@ def test_passes_over_a_rollout_of_images_are_small_and_change_nothing(monkeypatc
     assert seen == [5, 5, 5, 3]
 
 
+def test_passes_over_a_rollout_end_with_whole_blocks_of_rows():
+    # Symptom: the rows at the end of each pass are rounded in another way than in one large pass.
+    network = spec_of(ATARI, hidden=(), action_size=6)
+    assert network.activation_size == 400 * 32 + 81 * 64 + 49 * 64 + 512 + 6 + 1
+    assert network.pass_rows("cpu") == 192  # 193.8 rows give 2^22 numbers
+    assert network.pass_rows("cuda:0") == 768  # 775.3 give 2^24
+
+
 def test_a_network_of_images_survives_json_and_hashes_alike():
     spec = spec_of(SMALL, ImageSpec(key="map", height=40, width=40, channels=1), vector=3)
     task = Task(op="update", network=spec, rows=64)
