@@ -9,8 +9,9 @@ Every prediction is physics from primitives x a correction fitted on timed steps
 3. A *correction* per kind of step scales each part by a fitted factor and lets a Gaussian process
    over the logarithms of sizes learn what is left (:mod:`autoplace.correction`).
 
-An interval follows from how well each median is known (:mod:`autoplace.standard_errors`), what the
-medians leave open of factors and process, and how far off each task is when it is left out.
+An interval follows from how well each median is known, what the medians leave open of factors and
+process, how far off each task is when it is left out, and how far a task's time differs from one
+visit to another (:mod:`autoplace.standard_errors`).
 
 Fitting (:mod:`autoplace.fitting`) takes well under a second; what it finds is kept beside a stored
 calibration (:mod:`autoplace.kept_model`), since the libraries that fit take longer to import.
@@ -165,6 +166,8 @@ class CostModel:
                 pending[kind_of(task)].append(task)
         for kind, group in pending.items():
             costs.update(self._predict_kind(kind, group))
+        visits = self.parameters.visits
+        costs = {task: _widened(cost, visits.of(task)) for task, cost in costs.items()}
         if within_run:
             costs = {task: _within_run(task, cost) for task, cost in costs.items()}
         if self._is_modelled:
@@ -195,7 +198,8 @@ class CostModel:
 
         Returns:
             Logarithms of seconds ``[N]`` and their covariances ``[N, N]``, each task's own
-            deviation from what varies smoothly with sizes left out.
+            deviation from what varies smoothly with sizes left out, and so what another visit may
+            differ by.
 
         Raises:
             CalibrationError: a task concerns a device that was never measured.
@@ -272,18 +276,23 @@ _SOURCES = {"measured": "measured", "scaled": "extrapolated", "given": "given"}
 
 def _as_modelled(cost: Cost) -> Cost:
     """The cost on a machine on which nothing was timed."""
-    if cost.source == "given":
-        return cost
-    error = math.hypot(cost.standard_error_s / cost.seconds, UNTIMED_ERROR)
-    source = "extrapolated" if cost.source == "extrapolated" else "modelled"
-    return _cost(cost.seconds, error, source)
+    if cost.source not in ("given", "extrapolated"):
+        cost = dataclasses.replace(cost, source="modelled")
+    return _widened(cost, UNTIMED_ERROR)
 
 
 def _within_run(task: Task, cost: Cost) -> Cost:
     """The cost where the task is one of the trainer's steps in a run."""
     if task.network is None and task.env is None:
         return cost
-    error = math.hypot(cost.standard_error_s / cost.seconds, CONTEXT_ERROR)
+    return _widened(cost, CONTEXT_ERROR)
+
+
+def _widened(cost: Cost, error: float) -> Cost:
+    """The cost where so much more is open of it, unless it was given."""
+    if cost.source == "given":
+        return cost
+    error = math.hypot(cost.standard_error_s / cost.seconds, error)
     return _cost(cost.seconds, error, cost.source)
 
 

@@ -116,6 +116,9 @@ def _crossover(
     # Var(b - a) = Var b + Var a - Cov(a, b) - Cov(b, a)
     between = covariance[:count, count:]
     spread = covariance[count:, count:] + covariance[:count, :count] - between - between.T
+    # At another time all sizes of a side may be slower or faster alike.
+    visits = model.parameters.visits
+    spread = spread + visits.of(tasks[0]) ** 2 + visits.of(tasks[-1]) ** 2
     low, high = _interval(ratios, spread)
     task, other = baseline(SIZES[0]), challenger(SIZES[0])
     timed = _timed_ratios(calibration, baseline, challenger)

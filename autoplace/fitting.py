@@ -50,7 +50,7 @@ def fit_parameters(calibration: Calibration) -> ModelParameters:
         CalibrationError: the calibration lacks the basic timings of one of its devices.
     """
     primitives, timed = fit_primitives(calibration), Timed.of(calibration)
-    known = standard_errors(timed.rows)
+    known, visits = standard_errors(timed.rows)
     errors = {m.task: known.get(m.task, _UNSAMPLED_ERRORS[m.origin]) for m in timed.rows}
     kinds = [
         _Kind(
@@ -66,6 +66,7 @@ def fit_parameters(calibration: Calibration) -> ModelParameters:
     return ModelParameters(
         primitives=primitives,
         errors=tuple(errors[m.task] for m in timed.rows),
+        visits=visits,
         corrections=tuple(kind.weighed(log_prior) for kind in kinds),
         env_lines=tuple(map(_env_line, timed.env_steps.values())),
     )

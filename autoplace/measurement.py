@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -121,6 +122,23 @@ def env_start(env: EnvSpec) -> Task:
     return Task(op="process_start", env=env)
 
 
+# A visit that took so many times as long as another met more than the machine's own ups and downs.
+INTERFERED = 1.5
+
+
+def _middle(times_s: Sequence[float]) -> tuple[float, float]:
+    """Median, and 1.4826 x the median absolute deviation from it."""
+    middle_s = statistics.median(times_s)
+    return middle_s, 1.4826 * statistics.median(abs(t - middle_s) for t in times_s)
+
+
+def _usual(times_s: Sequence[float]) -> Sequence[float]:
+    """Those within 5 spreads (or 10 %) of the median, which outliers move a little, too."""
+    middle_s, spread_s = _middle(times_s)
+    limit_s = max(5 * spread_s, 0.10 * middle_s)
+    return [t for t in times_s if abs(t - middle_s) <= limit_s]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A task and its raw times; every statistic is derived from them.
@@ -134,6 +152,7 @@ class Measurement:
         process_bytes: memory that the first environment of a process start adds to the process,
             beyond its own.
         env_bytes: memory that each of its environments holds.
+        visits: how many of the samples each visit took; one visit took all where that is empty.
     """
 
     task: Task
@@ -143,6 +162,7 @@ class Measurement:
     valid_fraction: float = 1.0
     process_bytes: int = 0
     env_bytes: int = 0
+    visits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.times_s and all(t > 0 and math.isfinite(t) for t in self.times_s), self
@@ -150,34 +170,36 @@ class Measurement:
         assert self.origin in ("measured", "scaled", "given"), self.origin
         assert 0 < self.valid_fraction <= 1, self.valid_fraction
         assert self.process_bytes >= 0 and self.env_bytes >= 0, self
+        assert not self.visits or sum(self.visits) == len(self.times_s), self
+        assert all(taken > 0 for taken in self.visits), self
 
     @functools.cached_property
-    def _middle(self) -> tuple[float, float]:
-        """Median of all samples, and 1.4826 x their median absolute deviation."""
-        middle_s = statistics.median(self.times_s)
-        return middle_s, 1.4826 * statistics.median(abs(t - middle_s) for t in self.times_s)
-
-    @functools.cached_property
-    def _usual_s(self) -> tuple[float, ...]:
-        """The samples within 5 spreads (or 10 %) of the middle."""
-        middle_s, spread_s = self._middle
-        limit_s = max(5 * spread_s, 0.10 * middle_s)
-        return tuple(t for t in self.times_s if abs(t - middle_s) <= limit_s)
+    def visit_medians_s(self) -> tuple[float, ...]:
+        """Median seconds of one call in each visit, outliers left out."""
+        ends = itertools.accumulate(self.visits or (self.num_samples,))
+        return tuple(
+            statistics.median(_usual(self.times_s[end - taken : end]))
+            for end, taken in zip(ends, self.visits or (self.num_samples,), strict=True)
+        )
 
     @functools.cached_property
     def median_s(self) -> float:
-        """Median seconds of one call, outliers left out: they would still move the middle."""
-        return statistics.median(self._usual_s)
+        """Median seconds of one call: of all visits, each of which counts for one.
+
+        What a visit found far above another was other programs' work.
+        """
+        limit_s = INTERFERED * min(self.visit_medians_s)
+        return statistics.median(s for s in self.visit_medians_s if s <= limit_s)
 
     @property
     def num_samples(self) -> int:
         """Number of raw times."""
         return len(self.times_s)
 
-    @property
+    @functools.cached_property
     def spread_fraction(self) -> float:
-        """Scatter of single samples over their median: 1.4826 x the median absolute deviation."""
-        middle_s, spread_s = self._middle
+        """Scatter of single samples: 1.4826 x their median absolute deviation over the median."""
+        middle_s, spread_s = _middle(self.times_s)
         return spread_s / middle_s
 
     @property
@@ -192,8 +214,8 @@ class Measurement:
 
     @property
     def outlier_fraction(self) -> float:
-        """Share of samples further than 5 spreads (and 10 %) from the middle."""
-        return 1 - len(self._usual_s) / self.num_samples
+        """Share of samples further than 5 spreads (and 10 %) from the median."""
+        return 1 - len(_usual(self.times_s)) / self.num_samples
 
     @property
     def drift_fraction(self) -> float:
@@ -213,6 +235,7 @@ class Measurement:
             "calls_per_sample": self.calls_per_sample,
             **({} if self.origin == "measured" else {"origin": self.origin}),
             **({} if self.valid_fraction == 1 else {"valid_fraction": self.valid_fraction}),
+            **({"visits": list(self.visits)} if self.visits else {}),
             **({"process_bytes": self.process_bytes} if self.process_bytes else {}),
             **({"env_bytes": self.env_bytes} if self.env_bytes else {}),
         }
@@ -226,6 +249,7 @@ class Measurement:
             calls_per_sample=int(row["calls_per_sample"]),
             origin=str(row.get("origin", "measured")),
             valid_fraction=float(row.get("valid_fraction", 1.0)),
+            visits=tuple(map(int, row.get("visits", ()))),
             process_bytes=int(row.get("process_bytes", 0)),
             env_bytes=int(row.get("env_bytes", 0)),
         )

@@ -73,6 +73,28 @@ class Timed:
         return cls(rows, dict(by_kind), dict(env_steps))
 
 
+@dataclass(frozen=True, slots=True)
+class VisitErrors:
+    """How far a task's time differs from one visit to another, as a relative standard error.
+
+    Clocks, caches, the placement of memory and whatever shares the chip change within seconds: one
+    visit tells of the next only so much, and so does a calibration of what is done after it.
+
+    Attributes:
+        by_kind: of an op on a device by an engine, on several threads or not.
+        by_device: of all that a device does on several threads or not.
+    """
+
+    by_kind: dict[tuple[str, str, str, bool], float]
+    by_device: dict[tuple[str, bool], float]
+
+    def of(self, task: Task) -> float:
+        """That of a task, 0 where nothing like it was visited twice."""
+        is_threaded = task.threads > 1
+        kind = task.op, task.device, task.engine, is_threaded
+        return self.by_kind.get(kind, self.by_device.get((task.device, is_threaded), 0.0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionParameters:
     """Of the correction of one kind of task (:mod:`autoplace.correction`).
@@ -124,6 +146,7 @@ class ModelParameters:
     Attributes:
         primitives: the basic rates of the machine.
         errors: relative standard error of the median of each of ``rows``.
+        visits: what another visit may differ by.
         corrections: one for each of ``by_kind``.
         env_lines: seconds by the number of environments for each of ``env_steps``; ``None`` where
             only one number was timed.
@@ -131,12 +154,14 @@ class ModelParameters:
 
     primitives: Primitives
     errors: tuple[float, ...]
+    visits: VisitErrors
     corrections: tuple[CorrectionParameters, ...]
     env_lines: tuple[Line | None, ...]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; numbers are kept exactly."""
         primitives = self.primitives
+        by_kind, by_device = self.visits.by_kind, self.visits.by_device
         return {
             "primitives": {
                 "devices": list(primitives.devices),
@@ -151,6 +176,7 @@ class ModelParameters:
                 },
             },
             "errors": list(self.errors),
+            "visits": [[[*key, v] for key, v in t.items()] for t in (by_kind, by_device)],
             "corrections": [dataclasses.asdict(fitted) for fitted in self.corrections],
             "env_lines": [line and dataclasses.astuple(line) for line in self.env_lines],
         }
@@ -175,6 +201,9 @@ class ModelParameters:
                 **tables,
             ),
             errors=_floats(data["errors"]),
+            visits=VisitErrors(
+                *({tuple(row[:-1]): float(row[-1]) for row in table} for table in data["visits"])
+            ),
             corrections=tuple(map(CorrectionParameters.from_json, data["corrections"])),
             env_lines=tuple(row and Line(*_floats(row)) for row in data["env_lines"]),
         )

@@ -30,6 +30,20 @@ def test_a_wild_outlier_does_not_move_the_median() -> None:
     assert calm.median_s == wild.median_s
 
 
+def test_every_visit_counts_for_one_however_many_samples_it_took() -> None:
+    m = Measurement(task=Task(op="dispatch"), times_s=(1.0,) * 10 + (1.2,) * 3, visits=(10, 3))
+    assert m.visit_medians_s == (1.0, 1.2)
+    assert m.median_s == pytest.approx(1.1)
+
+
+def test_a_visit_that_met_other_programs_is_left_out() -> None:
+    m = Measurement(task=Task(op="dispatch"), times_s=(9.0,) * 10 + (1.0,) * 3, visits=(10, 3))
+    assert m.visit_medians_s == (9.0, 1.0)
+    assert m.median_s == 1.0
+    back = Measurement.from_json(json.loads(json.dumps(m.to_json())))
+    assert back == m
+
+
 def test_drift_compares_the_second_half_with_the_first() -> None:
     m = Measurement(task=Task(op="dispatch"), times_s=(1.0, 1.0, 2.0, 2.0))
     assert m.drift_fraction == pytest.approx(1 / 1.5)

@@ -46,6 +46,8 @@ QUICK_BUDGET_S = 5.5
 _FIRST_VISITS = 0.5
 _EXPLORED = 0.65
 _SECOND_VISITS = 0.85
+# About so many tasks are visited twice in any case, of those whose visit takes so long at most.
+_LOOKED_BACK_AT, _CHEAP_S = 40, 0.005
 # So many tasks in a row may be put in another order, for threads to keep out of others' way.
 _TOGETHER = 48
 # So many tasks are picked at a time, before the model is fitted anew, and in all.
@@ -180,7 +182,8 @@ def _calibrate(
     names = _usable_devices(machine, devices)
     engines = {name: device.engines_on(name) for name in names}
     tasks = calibration_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
-    candidates = candidate_tasks(names, machine.usable_cpus, engines=engines, quick=quick)
+    # Fitting in between would take too much of a quick one's time.
+    candidates = [] if quick else candidate_tasks(names, machine.usable_cpus, engines=engines)
     learner = None if quick else next((task for task in tasks if task.op == "update"), None)
     long_s = _LONG_SHARE * budget_s
     if sections is not None:
@@ -192,6 +195,7 @@ def _calibrate(
     try:
         session.first_visits()
         session.explore(candidates)
+        session.look_back()
         session.second_visits()
         session.refine()
     finally:
@@ -337,6 +341,18 @@ class _Session:
                     self._series[task] = Series(tasks=timed_tasks(task))
                     self._visit(task, share_s, refining=False)
                     self._done += 1
+
+    def look_back(self) -> None:
+        """Visit some cheap tasks of every sort again: how far visits differ has to be known."""
+        cheap = [
+            task
+            for task, series in self._series.items()
+            if series.times_s and not task.beside and self._needed_s(task) <= _CHEAP_S
+        ]
+        for task in cheap[:: max(1, len(cheap) // _LOOKED_BACK_AT)]:
+            if device.now() >= self._end_s:
+                return
+            self._visit(task, 0.0, refining=True)
 
     def second_visits(self) -> None:
         """Visit every task again in reverse order, as far as the time for it goes."""

@@ -31,7 +31,8 @@ SKINNY = (
     (32, 376, 256),
 )
 QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256), (256, 64, 8))
-STREAMED = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+# Closer to each other where they leave one cache after the other.
+STREAMED = tuple(1 << power for power in (12, 14, 16, 17, 18, 19, 20, 21, 22, 24))
 QUICK_STREAMED = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 23)
 ACTIVATED = (1 << 9, 1 << 14, 1 << 19)
 COPIED_BYTES = (256, 4096, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 14, 1 << 18)
@@ -63,8 +64,10 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
 )
 # How many more networks, and shapes of products, fill the space between these.
 _SPREAD, _SPREAD_PRODUCTS, _QUICK_SPREAD_PRODUCTS = 8, 80, 40
-_CANDIDATES, _QUICK_CANDIDATES = 48, 16  # networks after those, of which the model picks
+_CANDIDATES = 48  # networks after those, of which the model picks
 _LARGEST_SPREAD = 2**26  # multiplications
+_QUICK_WORK = 6e7  # rows x parameters of a gradient step in a quick calibration
+_DEPTHS = (1, 2, 2, 2, 3)  # hidden layers, as often as networks have them
 
 
 def _halton(index: int, base: int) -> float:
@@ -83,7 +86,7 @@ def _spread(
     """Networks and rows that fill the space between those of the table evenly, by their numbers."""
     for index in numbers:
         observation, width, rows, batch = (_halton(index, base) for base in (2, 3, 5, 7))
-        depth = 1 + index % 3 if index % 4 == 0 else 2
+        depth = _DEPTHS[7 * index % 11 * len(_DEPTHS) // 11]
         spec = _spec(
             round(2 ** (2 + 7 * observation)),
             (round(2 ** (5 + 4.5 * width)),) * depth,
@@ -114,15 +117,11 @@ QUICK_OWN_PRODUCTS = ((1, 64, 64), (1, 512, 512), *QUICK_SKINNY, (4, 256, 256), 
 OWN_PRODUCTS = (*QUICK_OWN_PRODUCTS, *SKINNY[3:], (4, 1024, 1024))
 
 
-QUICK_STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
-    (_spec(4, (64, 64), 2, False), (8,), (64, 512)),
-    (_spec(17, (64, 64), 6, True), (64,), (256,)),
-    (_spec(17, (256, 256), 6, True), (8,), (64, 1024)),
-    (_spec(128, (512, 512), 16, True), (16,), (256,)),
-)
 # (rollout steps, envs) beside the networks of the table, in turn.
 ROLLOUTS = ((128, 8), (256, 8), (2048, 1), (64, 64), (512, 4))
-QUICK_ROLLOUTS = ((128, 8), (1024, 4))
+# Which networks of the table pass over a rollout in a quick calibration, and the rollouts.
+QUICK_PASSES, QUICK_ROLLOUTS = (0, 4, 7), ((128, 8), (512, 4), (256, 2))
+SPREAD_ROLLOUTS = ((40, 50), (400, 12), (32, 6), (256, 60), (96, 24), (512, 32), (64, 10))
 
 
 def thread_counts(usable_cpus: int) -> tuple[int, ...]:
@@ -166,11 +165,10 @@ def candidate_tasks(
     usable_cpus: int,
     *,
     engines: Mapping[str, Sequence[str]] | None = None,
-    quick: bool = False,
 ) -> list[Task]:
     """More of the trainer's steps, of which those are worth a timing that are known worst."""
     found = []
-    numbers = range(_SPREAD + 1, _SPREAD + 1 + (_QUICK_CANDIDATES if quick else _CANDIDATES))
+    numbers = range(_SPREAD + 1, _SPREAD + 1 + _CANDIDATES)
     for on in devices:
         counts = (1, usable_cpus) if on == CPU else (1,)
         for network, rows, batches in _spread(numbers):
@@ -192,7 +190,9 @@ def _device_tasks(
     products = (EAGER, *(engine for engine in engines if engine == NUMPY))  # numpy has its own
     squares = QUICK_SQUARES if quick else SQUARES
     skinny = QUICK_SKINNY if quick else SKINNY
-    steps = QUICK_STEPS if quick else STEPS
+    steps = STEPS
+    if quick:  # the widest network takes longer to draw than to time
+        steps = tuple((n, rows, _affordable(n, batches)) for n, rows, batches in STEPS[:-1])
     yield Task(op="dispatch", device=on)
     yield Task(op="launch", device=on)
     if on == CPU and max(threads) > 1:
@@ -211,6 +211,7 @@ def _device_tasks(
             yield Task(op="activation", device=on, threads=count, shape=(numbers,))
     if on != CPU:
         yield from _copies(on, QUICK_COPIED_BYTES if quick else COPIED_BYTES)
+    passes = dict.fromkeys(passes_engine(e, on) for e in (main, *others))
     rounds = max(max(len(rows), len(batches)) for _, rows, batches in steps)
     for index in range(rounds):
         for count in counts:
@@ -223,14 +224,23 @@ def _device_tasks(
         if index == 0:
             if on == CPU and max(counts) > 1:
                 yield from _contended(counts, steps[:1] if quick else steps[:3:2], main)
-            for engine in dict.fromkeys(passes_engine(e, on) for e in (main, *others)):
-                yield from _once_per_iteration(on, counts, steps, quick, engine)
+            networks = [network for network, _, _ in steps]
+            passing = [networks[i] for i in QUICK_PASSES] if quick else networks
+            for engine in passes:
+                rollouts = QUICK_ROLLOUTS if quick else ROLLOUTS
+                yield from _gaes(on, counts, passing, rollouts, engine)
+            if on != CPU:
+                for network in networks:
+                    yield Task(op="weights_to_host", device=on, network=network)
     ends = tuple(dict.fromkeys((counts[0], counts[-1])))
-    for network, rows, batches in () if quick else _spread(range(1, _SPREAD + 1)):
+    spread = [] if quick else list(_spread(range(1, _SPREAD + 1)))
+    for network, rows, batches in spread:
         for count in ends:
             for engine in (main, *others):
                 yield _update(on, count, network, batches[0], engine)
                 yield _policy(on, count, network, rows[0], engine)
+    for engine in passes:
+        yield from _gaes(on, ends, [network for network, _, _ in spread], SPREAD_ROLLOUTS, engine)
     for shape in _spread_products(_QUICK_SPREAD_PRODUCTS if quick else _SPREAD_PRODUCTS):
         for count, engine in itertools.product(ends, products):
             yield Task(op="matmul", device=on, threads=count, shape=shape, engine=engine)
@@ -242,6 +252,11 @@ def _device_tasks(
     if on != CPU:
         for size in squares:
             yield Task(op="matmul", device=on, shape=(size, size, size), residency="copied")
+
+
+def _affordable(network: NetworkSpec, batches: Sequence[int]) -> tuple[int, ...]:
+    """Those of a quick calibration."""
+    return tuple(rows for rows in batches if rows * network.num_parameters <= _QUICK_WORK)
 
 
 def _contended(
@@ -278,22 +293,19 @@ def _update(on: str, threads: int, network: NetworkSpec, rows: int, engine: str)
     return Task(op="update", device=on, threads=threads, network=network, rows=rows, engine=engine)
 
 
-def _once_per_iteration(
+def _gaes(
     on: str,
     counts: Sequence[int],
-    steps: Sequence[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]]],
-    quick: bool,
+    networks: Sequence[NetworkSpec],
+    shapes: Sequence[tuple[int, int]],
     engine: str,
 ) -> Iterator[Task]:
-    shapes = itertools.cycle(QUICK_ROLLOUTS if quick else ROLLOUTS)
-    for network, _, _ in steps:
-        shape = next(shapes)
+    """Of each network with the next of the shapes."""
+    for network, shape in zip(networks, itertools.cycle(shapes), strict=False):
         for count in counts:
             yield Task(
                 op="gae", device=on, threads=count, shape=shape, network=network, engine=engine
             )
-        if on != CPU:
-            yield Task(op="weights_to_host", device=on, network=network)
 
 
 def _copies(on: str, sizes: Sequence[int]) -> Iterator[Task]:

@@ -7,6 +7,7 @@ update objects, on tensors of the same shapes. One builder per op, in :data:`BUI
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -246,8 +247,14 @@ def _interpreter(task: Task) -> Probe:
 
 
 def _network(spec: NetworkSpec, on: str, engine: str = EAGER) -> ActorCritic:
-    network = ActorCritic(spec, seed=_SEED, normalize_observations=True, engine=engine)
-    return network if on == device.CPU else network.over(network.flat.to(on))
+    flat = _weights(spec).to(on, copy=True)
+    return ActorCritic(spec, normalize_observations=True, engine=engine, flat=flat)
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(spec: NetworkSpec) -> torch.Tensor:
+    """Drawn once for all tasks of a network: wide ones take longer to draw than to time."""
+    return ActorCritic(spec, seed=_SEED, normalize_observations=True).flat
 
 
 def _noise(spec: NetworkSpec, steps: int, rows: int, on: str) -> torch.Tensor:

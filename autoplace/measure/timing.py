@@ -85,11 +85,13 @@ class Series:
 
     Attributes:
         times_s: one list per task of the probe.
+        visits: samples that each visit took.
         calls: calls per sample, chosen at the first visit.
     """
 
     tasks: tuple[Task, ...]
     times_s: list[list[float]] = field(default_factory=list)
+    visits: list[int] = field(default_factory=list)
     calls: int = 0
 
     @property
@@ -107,7 +109,12 @@ class Series:
     def measurements(self) -> list[Measurement]:
         """One measurement per task, empty before the first sample."""
         return [
-            Measurement(task=task, times_s=tuple(times), calls_per_sample=self.calls)
+            Measurement(
+                task=task,
+                times_s=tuple(times),
+                calls_per_sample=self.calls,
+                visits=tuple(filter(None, self.visits)),
+            )
             for task, times in zip(self.tasks, self.times_s, strict=False)
             if times
         ]
@@ -135,13 +142,14 @@ def run_probe(
         wanted = round(MIN_SAMPLE_S / max(per_call_s, 1e-9))
         series.calls = max(probe.min_calls, min(probe.max_calls, wanted))
         series.times_s = [[] for _ in probe.tasks]
-    taken, judge_at = 0, max(MIN_SAMPLES_TO_JUDGE, len(series.times_s[0]) + 1)
+    series.visits.append(0)
+    judge_at = max(MIN_SAMPLES_TO_JUDGE, len(series.times_s[0]) + 1)
     while series.wants_more:
         for times, seconds in zip(series.times_s, probe.sample(series.calls), strict=True):
             # A part of a step can be too short for the clock to see; a time is above zero.
             times.append(max(seconds, 1e-9))
-        taken += 1
-        if taken < min_samples:
+        series.visits[-1] += 1
+        if series.visits[-1] < min_samples:
             continue
         if device.now() - start_s >= time_limit_s:
             break

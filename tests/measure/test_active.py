@@ -53,10 +53,9 @@ def test_nothing_is_picked_where_all_is_known(model, monkeypatch):
     assert least_sure(model, [update(1024, 8192)], 5) == []
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_candidates_are_steps_that_no_calibration_times_anyway(quick):
+def test_candidates_are_steps_that_no_calibration_times_anyway():
     engines = {"cpu": ("eager", "numpy"), "cuda:0": ("eager",)}
-    found = candidate_tasks(("cpu", "cuda:0"), 8, engines=engines, quick=quick)
+    found = candidate_tasks(("cpu", "cuda:0"), 8, engines=engines)
     assert not set(found) & set(calibration_tasks(("cpu", "cuda:0"), 8, engines=engines))
     assert {task.op for task in found} == {"update", "policy_step"}
     assert {(t.device, t.engine, t.threads) for t in found} == {
@@ -78,6 +77,6 @@ def test_a_calibration_adds_what_its_model_was_least_sure_of(monkeypatch):
     monkeypatch.setattr(measuring, "measure_process_start", lambda **options: [])
     spec = MachineSpec(cpu=dataclasses.replace(CpuSpec(), cores=1), accelerators=())
     with EmulatedMachine(spec, dry=True) as machine:
-        found = measuring.calibrate(budget_s=8.0, quick=True, machine=machine.machine())
+        found = measuring.calibrate(budget_s=8.0, machine=machine.machine())
     assert [len(tasks) for tasks in picked] == [3, 3]
     assert {task for tasks in picked for task in tasks} <= set(found.by_task)
