@@ -66,6 +66,8 @@ class Task:
         num_envs: environments stepped together.
         workers: processes that they are spread over, 0 for the caller's own.
         beside: cores that other work keeps busy at the same time.
+        standardized: whether a perceptron's policy step or gae standardises observations.
+        scaled_rewards: whether a perceptron's gae scales rewards.
     """
 
     op: str
@@ -84,6 +86,8 @@ class Task:
     num_envs: int = 0
     workers: int = 0
     beside: int = 0
+    standardized: bool = True
+    scaled_rewards: bool = True
 
     def __post_init__(self) -> None:
         assert self.op in OPS, self.op

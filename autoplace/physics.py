@@ -318,7 +318,12 @@ _LEAST_S = 1e-9
 _MESSAGE_OPS = {"handoff": 40, "hand_over": 160}  # with cold caches
 _POLICY_OPS = (8, 2)
 _UPDATE_OPS = (70, 20)
-_GAE_OPS = (50, 8, 4)  # and per round of the scan
+# Of a rollout made ready (and per round of the scan): all of them, those that statistics of
+# observations take, and those that scaling rewards takes. On the CPU numpy scans, for less.
+_GAE_OPS = {True: (65, 8, 6), False: (50, 8, 4)}  # by whether it is on an accelerator
+_STATISTICS_OPS = {True: 24, False: 20}
+_REWARD_OPS = {True: (34, 3), False: (12, 2)}
+_STANDARDIZE_OPS = 3
 
 
 _Layers = Sequence[tuple[int, int]]
@@ -397,12 +402,20 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         steps, envs = task.shape
         layers = task.network.layers
         rounds = math.ceil(math.log2(max(steps, 2)))
-        fixed, per_layer, per_round = _GAE_OPS
+        fixed, per_layer, per_round = _GAE_OPS[on_device]
         depth = len(task.network.trunk) + len(layers) / 2
         ops = fixed + per_layer * depth + per_round * rounds
         # The whole rollout passes the network once; the scan streams it a few times per round.
         rows = float(steps * envs)
-        nbytes = rows * (4.0 * task.network.observation_bytes + FLOAT_BYTES * (16 + 8 * rounds))
+        streams, numbers = 4.0, 16 + 8 * rounds
+        if not task.standardized:
+            ops -= _STANDARDIZE_OPS + _STATISTICS_OPS[on_device]
+            streams -= 3.0
+        if not task.scaled_rewards:
+            fixed, per_round = _REWARD_OPS[on_device]
+            ops -= fixed + per_round * rounds
+            numbers -= 6 + 4 * rounds
+        nbytes = rows * (streams * task.network.observation_bytes + FLOAT_BYTES * numbers)
         return step(ops, layers, rows, 1.0, nbytes)
 
     network = task.network
@@ -424,9 +437,9 @@ def physics(primitives: Primitives, task: Task) -> Parts:
             4.0 * nbytes,
         )
     fixed, per_layer = _POLICY_OPS
-    ops = fixed + per_layer * depth
+    ops = fixed + per_layer * depth - (0 if task.standardized else _STANDARDIZE_OPS)
     # Recorded, centred, scaled and clamped: each time read and written.
-    observed_bytes = 8.0 * rows * network.observation_bytes
+    observed_bytes = (8.0 if task.standardized else 2.0) * rows * network.observation_bytes
     if task.op == "policy_step":
         parts = step(ops, network.actor_layers, rows, 1.0, observed_bytes)
         # On an accelerator the step is issued, and the wait belongs to the action that comes back.

@@ -501,6 +501,16 @@ class Workload:
         """Bytes of one observation as it crosses between host and device."""
         return self.network.observation_bytes
 
+    @property
+    def standardizes_observations(self) -> bool:
+        """Whether a task of it does; of other networks than perceptrons it is little of a step."""
+        return self.hyperparameters.normalize_observations or not self.network.is_plain
+
+    @property
+    def scales_rewards(self) -> bool:
+        """Whether a task of it does; see :attr:`standardizes_observations`."""
+        return self.hyperparameters.normalize_rewards or not self.network.is_plain
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
         row = dataclasses.asdict(self)

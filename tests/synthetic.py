@@ -90,7 +90,10 @@ class Truth:
             steps, envs = task.shape
             rounds = math.ceil(math.log2(steps))
             works = [op(2 * steps * envs * i * o, 0) for i, o in network.layers]
-            works += [op(0, 12 * steps * envs)] * (40 + 4 * rounds)
+            ops = 40 + 4 * rounds
+            ops -= 0 if task.standardized else 18
+            ops -= 0 if task.scaled_rewards else 10 + 2 * rounds
+            works += [op(0, 12 * steps * envs)] * ops
             return chain(works)
         rows = task.rows
         forward = [op(2 * rows * i * o, 4 * rows * (i + o)) for i, o in network.layers]
@@ -99,7 +102,8 @@ class Truth:
             works += [op(0, 28 * network.num_parameters)] + [0.0] * 50
             return chain(works)
         actor = [op(2 * rows * i * o, 4 * rows * (i + o)) for i, o in network.actor_layers]
-        works = actor + [op(0, 8 * rows * o) for _, o in network.actor_layers] + [0.0] * 7
+        works = actor + [op(0, 8 * rows * o) for _, o in network.actor_layers]
+        works += [0.0] * (7 if task.standardized else 4)
         if task.op == "policy_step":
             return chain(works) if on_cpu else len(works) * self.gpu_dispatch_s
         if task.op == "obs_to_device":

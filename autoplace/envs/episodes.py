@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,52 +62,67 @@ class EpisodeTracker:
                 are.
         """
         steps, _, num_envs = outcomes.shape
-        rewards, over = outcomes[:, 0], np.logical_or(outcomes[:, 1], outcomes[:, 2])
-        valid: np.ndarray | None = None
+        over = np.logical_or(outcomes[:, 1], outcomes[:, 2])
+        rewards = outcomes[:, 0].T.astype(np.float64)  # [N, T]
+        valid = np.ones((steps, num_envs), np.bool_)
         if valid_index is not None:
-            valid = np.zeros((steps, num_envs), np.bool_)
+            valid[:] = False
             valid.flat[valid_index] = True
-            rewards = np.where(valid, rewards, 0.0)
-        start = 0
-        for t in np.flatnonzero(over.any(1)).tolist():
-            rows = slice(start, t + 1)
-            self._run_on(rewards[rows], None if valid is None else valid[rows])
-            if valid is None:
-                self._end(np.flatnonzero(over[t]))
-            else:
-                self._end(np.flatnonzero(over[t] & valid[t]))
-                self._lose(np.flatnonzero(over[t] & ~valid[t]))
-            start = t + 1
-        self._run_on(rewards[start:], None if valid is None else valid[start:])
-
-    def _run_on(self, rewards: np.ndarray, valid: np.ndarray | None) -> None:
-        """Rows ``[K, N]`` in which no episode ends, but in the last."""
+            rewards[~valid.T] = 0.0
+        lengths = np.add.accumulate(valid, 0, dtype=np.int64) + self._lengths  # had none ended
+        counted = np.add.accumulate(np.add.reduce(valid, 1, dtype=np.int64))
+        counted += self._num_rows - self.num_skipped
+        ends, envs = np.nonzero(over)
         # One row after the other, whatever the shape: the same bits as step by step.
-        self._returns = np.add.accumulate(np.vstack((self._returns, rewards)))[-1]
-        self._lengths += len(rewards) if valid is None else np.add.reduce(valid, 0)
-        self._num_rows += rewards.size
-        if valid is not None:
-            self.num_skipped += rewards.size - int(np.count_nonzero(valid))
+        rewards[:, 0] += self._returns
+        returns = np.zeros(len(ends))
+        begun = [0] * num_envs
+        for index, (end, env) in enumerate(zip(ends.tolist(), envs.tolist(), strict=True)):
+            returns[index] = np.add.accumulate(rewards[env, begun[env] : end + 1])[-1]
+            begun[env] = end + 1
+        for env in np.unique(envs).tolist():
+            rewards[env, : begun[env]] = 0.0
+        self._returns = np.add.accumulate(rewards, 1)[:, -1]
+        self._end(ends, envs, returns, lengths, counted, valid)
+        self._num_rows += steps * num_envs
+        self.num_skipped = self._num_rows - int(counted[-1])
 
-    def _end(self, ended: Sequence[int] | np.ndarray) -> None:
-        """End the episodes of some environments with the last row."""
-        returns, lengths = self._returns, self._lengths
-        for index in ended:
-            episode = Episode(
-                env=int(index),
-                episode_return=float(returns[index]),
-                length=int(lengths[index]),
-                env_steps=self._num_rows - self.num_skipped,
-            )
-            self._ended.append(episode)
-            self._recent.append((episode.episode_return, episode.length))
-            returns[index] = 0.0
-            lengths[index] = 0
-            self.num_episodes += 1
+    def _end(
+        self,
+        ends: np.ndarray,
+        envs: np.ndarray,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+        counted: np.ndarray,
+        valid: np.ndarray,
+    ) -> None:
+        """End episodes by their last rows, in order; those that a row without a step ends are lost.
 
-    def _lose(self, envs: np.ndarray) -> None:
-        """Forget the episodes in progress of some environments."""
-        self._returns[envs], self._lengths[envs] = 0.0, 0
+        Args:
+            ends: ``[E]``, the last row of each.
+            envs: ``[E]``, whose it is.
+            returns: ``[E]``.
+            lengths: ``[T, N]``, as if none had ended.
+            counted: ``[T]``, transitions seen until the end of each row.
+            valid: ``[T, N]``.
+        """
+        before = np.zeros_like(self._lengths)  # when the episode in progress began
+        for end, env, episode_return in zip(
+            ends.tolist(), envs.tolist(), returns.tolist(), strict=True
+        ):
+            length = int(lengths[end, env] - before[env])
+            before[env] = lengths[end, env]
+            if valid[end, env]:
+                episode = Episode(
+                    env=env,
+                    episode_return=episode_return,
+                    length=length,
+                    env_steps=int(counted[end]),
+                )
+                self._ended.append(episode)
+                self._recent.append((episode_return, length))
+                self.num_episodes += 1
+        self._lengths = lengths[-1] - before
 
     def take_ended(self, env_steps: int) -> tuple[Episode, ...]:
         """Episodes that ended within the first ``env_steps`` seen, but for those taken before."""

@@ -232,6 +232,8 @@ def _device_tasks(
             if on != CPU:
                 for network in networks:
                     yield Task(op="weights_to_host", device=on, network=network)
+            for engine in (main, *others):
+                yield from _unscaled(on, *steps[0], engine)
     ends = tuple(dict.fromkeys((counts[0], counts[-1])))
     spread = [] if quick else list(_spread(range(1, _SPREAD + 1)))
     for network, rows, batches in spread:
@@ -306,6 +308,23 @@ def _gaes(
             yield Task(
                 op="gae", device=on, threads=count, shape=shape, network=network, engine=engine
             )
+
+
+def _unscaled(
+    on: str, network: NetworkSpec, rows: Sequence[int], _: object, engine: str
+) -> Iterator[Task]:
+    """Steps that standardise no observations and scale no rewards."""
+    if on == CPU:  # elsewhere what is left out is a few operations, each as long as any
+        yield dataclasses.replace(_policy(on, 1, network, rows[0], engine), standardized=False)
+    yield Task(
+        op="gae",
+        device=on,
+        shape=ROLLOUTS[0],
+        network=network,
+        engine=passes_engine(engine, on),
+        standardized=False,
+        scaled_rewards=False,
+    )
 
 
 def _copies(on: str, sizes: Sequence[int]) -> Iterator[Task]:

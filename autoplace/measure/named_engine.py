@@ -50,7 +50,10 @@ def engine_tasks(
                 network=workload.network,
                 engine=engine,
             )
-            tasks.append(dataclasses.replace(bare, rows=hyper.num_envs))
+            is_standardized = workload.standardizes_observations
+            tasks.append(
+                dataclasses.replace(bare, rows=hyper.num_envs, standardized=is_standardized)
+            )
             ends = dict.fromkeys((sizes[0], sizes[-1]))
             tasks += [dataclasses.replace(bare, op="update", rows=rows) for rows in ends]
     return tasks

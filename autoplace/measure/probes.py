@@ -246,9 +246,11 @@ def _interpreter(task: Task) -> Probe:
     return Probe(tasks=(task,), sample=timed_calls(call, task.device))
 
 
-def _network(spec: NetworkSpec, on: str, engine: str = EAGER) -> ActorCritic:
+def _network(
+    spec: NetworkSpec, on: str, engine: str = EAGER, *, standardized: bool = True
+) -> ActorCritic:
     flat = _weights(spec).to(on, copy=True)
-    return ActorCritic(spec, normalize_observations=True, engine=engine, flat=flat)
+    return ActorCritic(spec, normalize_observations=standardized, engine=engine, flat=flat)
 
 
 @functools.lru_cache(maxsize=16)
@@ -283,7 +285,7 @@ def _policy_step(task: Task) -> Probe:
     assert spec is not None
     on = task.device
     rollout = Rollout(spec, rollout_steps=_ROLLOUT_STEPS, num_envs=task.rows, device=on)
-    step = make_policy_step(_network(spec, on, task.engine))
+    step = make_policy_step(_network(spec, on, task.engine, standardized=task.standardized))
     noise = _noise(spec, _ROLLOUT_STEPS, task.rows, on)
     observations = _observations(spec, task.rows)
     if on == device.CPU:
@@ -348,6 +350,7 @@ def _with_op(task: Task, op: str) -> Task:
         network=task.network,
         rows=task.rows,
         engine=task.engine,
+        standardized=op == "obs_to_device" or task.standardized,
     )
 
 
@@ -360,9 +363,11 @@ def _gae(task: Task) -> Probe:
     rollout.observations.copy_(rows.view(rollout.observations.shape))
     rollout.actions.zero_()
     rollout.outcomes.zero_()
-    network = _network(spec, task.device, task.engine)
+    network = _network(spec, task.device, task.engine, standardized=task.standardized)
     hyper = Hyperparameters(num_envs=envs, rollout_steps=steps, hidden_sizes=spec.hidden_sizes)
-    normalizer = RewardNormalizer(num_envs=envs, gamma=hyper.gamma, device=task.device)
+    normalizer = None
+    if task.scaled_rewards:
+        normalizer = RewardNormalizer(num_envs=envs, gamma=hyper.gamma, device=task.device)
     recorded = torch.flatten(rollout.observations[:-1], 0, 1)
 
     def call() -> None:

@@ -95,17 +95,23 @@ class HostSampler:
             policy_steps[group](t)
             return self._actions[group][t]
 
+        def complete() -> None:
+            rollout.observation_rows[-1].copy_(self._observations)
+            rollout.note_ends(*steps.finals, steps.valid_index)
+
         def on_row(t: int) -> None:
             nonlocal chunk_start
+            assert on_chunk is not None
             if t == last:
-                rollout.observation_rows[-1].copy_(self._observations)
-                rollout.note_ends(*steps.finals, steps.valid_index)
-            if on_chunk is not None and (t + 1 - chunk_start == chunk_steps or t == last):
+                complete()
+            if t + 1 - chunk_start == chunk_steps or t == last:
                 on_chunk(chunk_start, t + 1)
                 chunk_start = t + 1
 
         with devices.torch_threads(self._threads, self._engine):
-            spent = steps.run(act, on_row)
+            spent = steps.run(act, None if on_chunk is None else on_row)
+            if on_chunk is None:
+                complete()
         self._timer.add("policy_step", "sampler", spent.act_s)
         self._timer.add("env_step", "sampler", spent.env_s)
         if on_chunk is not None:

@@ -12,9 +12,10 @@ from autoplace.interpreter import interpret_when_told
 from autoplace.measure import probes
 from autoplace.measure.probes import build_probe
 from autoplace.measurement import Task
+from autoplace.physics import Matmul, Primitives, physics
 from autoplace.workload import NetworkSpec
 from tests.emulated.machine import EmulatedMachine
-from tests.emulated.spec import CpuSpec, MachineSpec
+from tests.emulated.spec import AcceleratorSpec, CpuSpec, MachineSpec
 
 NETWORK = NetworkSpec(observation_size=4, hidden_sizes=(16,), action_size=2)
 GAE = Task(op="gae", network=NETWORK, shape=(8, 2))
@@ -74,8 +75,8 @@ def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(mon
     counts = []
     build = probes._network
 
-    def watched(*arguments):
-        network = build(*arguments)
+    def watched(*arguments, **options):
+        network = build(*arguments, **options)
         update = network.update_statistics
         monkeypatch.setattr(
             network, "update_statistics", lambda rows: (counts.append(len(rows)), update(rows))
@@ -85,3 +86,32 @@ def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(mon
     monkeypatch.setattr(probes, "_network", watched)
     build_probe(dataclasses.replace(GAE, engine="numpy")).sample(2)
     assert counts == [16, 16]
+
+
+ON = "emu:0"
+
+
+@pytest.mark.parametrize("steps", [16, 256])
+def test_what_is_not_scaled_is_left_out_of_a_probe_and_of_its_physics(steps):
+    """On a device where issuing operations takes longer than running them."""
+    policy = Task(op="policy_step", device=ON, network=NETWORK, rows=4)
+    gae = dataclasses.replace(policy, op="gae", rows=0, shape=(steps, 4))
+    card = AcceleratorSpec(host_dispatch_s=1e-5, launch_s=0.0)
+    primitives = Primitives(
+        devices=("cpu", ON),
+        dispatch_s={"cpu": 0.0, ON: 1.0},
+        matmul={(name, 1): Matmul(0.0, 1.0, 1.0, 0.0, 0.0) for name in ("cpu", ON)},
+    )
+
+    def saved(task, part, **flags):
+        """(operations that the probe does less, operations that physics counts less)"""
+        other = dataclasses.replace(task, **flags)
+        timed = [build_probe(each).sample(3)[part] / 1e-5 for each in (task, other)]
+        counted = [physics(primitives, each).host_s[0] for each in (task, other)]
+        return timed[0] - timed[1], counted[0] - counted[1]
+
+    with EmulatedMachine(MachineSpec(cpu=CpuSpec(cores=2), accelerators=(card,)), dry=True):
+        assert saved(policy, 1, standardized=False) == (pytest.approx(3), 3)
+        for flags in ({"standardized": False}, {"scaled_rewards": False}):
+            timed, counted = saved(gae, 0, **flags)
+            assert counted == pytest.approx(timed, rel=0.1)

@@ -43,6 +43,7 @@ def per_step_work(op: str, workload: Workload, placement: Placement, *, rows: in
         engine=engine_on(
             placement.engine, placement.sample_device, is_plain=workload.network.is_plain
         ),
+        standardized=op == "obs_to_device" or workload.standardizes_observations,
     )
     return Work(name=op, lane="sampler", calls=calls, parts=((task, calls),))
 
@@ -72,6 +73,8 @@ def gae(workload: Workload, placement: Placement) -> Work:
         engine=passes_engine(
             placement.engine, placement.learn_device, is_plain=workload.network.is_plain
         ),
+        standardized=workload.standardizes_observations,
+        scaled_rewards=workload.scales_rewards,
     )
     return Work(name="gae", lane="learner", calls=1, parts=((task, 1),))
 
