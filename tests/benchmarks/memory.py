@@ -8,17 +8,20 @@ import psutil
 
 
 def tree_bytes() -> tuple[int, int]:
-    """(peak, proportional) bytes of this process and its children, added up.
+    """(peak, proportional peak) bytes of this process and its children, added up.
 
     The peak is each one's largest resident memory so far, in which what several share counts
-    several times; the proportional set size, as of now, counts a page shared by n as one nth.
+    several times; the proportional set size counts a page shared by n as one nth. That is known for
+    now only: what a process has held beyond what it holds now is added, which was its own.
     Where the system tells neither, both are what is resident now.
     """
     peak = proportional = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         if sys.platform == "linux":
-            peak += _kibibytes(f"/proc/{process.pid}/status", "VmHWM:")
-            proportional += _kibibytes(f"/proc/{process.pid}/smaps_rollup", "Pss:")
+            now = _numbers(f"/proc/{process.pid}/smaps_rollup")
+            most = _numbers(f"/proc/{process.pid}/status").get("VmHWM", 0)
+            peak += most
+            proportional += now.get("Pss", 0) + max(0, most - now.get("Rss", most))
         else:
             memory = process.memory_info()
             peak += getattr(memory, "peak_wset", memory.rss)
@@ -26,10 +29,11 @@ def tree_bytes() -> tuple[int, int]:
     return peak, proportional
 
 
-def _kibibytes(path: str, name: str) -> int:
-    """A line of a file of /proc, in bytes; 0 once the process is gone."""
+def _numbers(path: str) -> dict[str, int]:
+    """The sizes in a file of /proc, in bytes by name; none once the process is gone."""
     try:
         with open(path, encoding="ascii") as lines:
-            return next((1024 * int(x.split()[1]) for x in lines if x.startswith(name)), 0)
+            words = [line.split() for line in lines]
     except OSError:
-        return 0
+        return {}
+    return {w[0].rstrip(":"): 1024 * int(w[1]) for w in words if w[2:] == ["kB"]}

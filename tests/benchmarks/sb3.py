@@ -92,7 +92,7 @@ def throughput(name: str, seconds: float) -> dict:
         "wall_s": round(meter.wall_s, 3),
         "env_steps_per_s": round(meter.env_steps / meter.wall_s, 1),
         "peak_rss_mb": round(peak_bytes / 2**20),
-        "pss_mb": round(proportional_bytes / 2**20),
+        "peak_pss_mb": round(proportional_bytes / 2**20),
     }
 
 

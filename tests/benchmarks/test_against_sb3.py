@@ -28,6 +28,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 ROUNDS, SECONDS, SEEDS = 5, 6, 15
+TIE = 0.02  # of memory, which repeats to one in a hundred
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +66,9 @@ def ratio(key: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) ->
         ("W4", "ale_py", 1.25),
     ],
 )
-def test_whole_iterations_are_faster(workload: str, needs: str, least: float, lag: int) -> None:
+def test_whole_iterations_are_faster_in_no_more_memory(
+    workload: str, needs: str, least: float, lag: int
+) -> None:
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     ours, theirs = [], []
@@ -74,9 +77,10 @@ def test_whole_iterations_are_faster(workload: str, needs: str, least: float, la
         ours.append(result("throughput", *work, "--max-policy-lag", lag))
         theirs.append(result("sb3", *work))
     ratio("peak_rss_mb", ours, theirs)
-    ratio("pss_mb", ours, theirs)
+    memory = ratio("peak_pss_mb", ours, theirs)
     faster = ratio("env_steps_per_s", ours, theirs)
     assert faster >= (least if lag else 1.0)
+    assert memory <= 1.0 + TIE
 
 
 def test_in_one_process_it_takes_no_more_memory() -> None:

@@ -73,7 +73,7 @@ def run(name: str, seconds: float, placement: dict[str, object], max_policy_lag:
         "wall_s": round(meter.wall_s, 3),
         "env_steps_per_s": round(meter.env_steps / meter.wall_s, 1),
         "peak_rss_mb": round(meter.peak_bytes / 2**20),
-        "pss_mb": round(meter.proportional_bytes / 2**20),
+        "peak_pss_mb": round(meter.proportional_bytes / 2**20),
         "note": f"{plan.scheme}, {describe_placement(plan.placement)}, predicted "
         f"{plan.chosen.env_steps_per_s:.0f}",
     }
