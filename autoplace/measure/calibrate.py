@@ -433,7 +433,11 @@ class _Session:
         except EngineError as fault:
             self._no_engine[task.engine, task.device] = str(fault)
             self._left_out.append((task, str(fault)))
-        if pool != NUMPY:  # whose threads would be in the sentinel's way, and it in theirs
+        # Threads of numpy and the sentinel's would be in each other's way: they sleep in between.
+        if pool == NUMPY and self._sentinel.is_overdue:
+            device.let_threads_sleep()
+            self._pool = pool = EAGER
+        if pool != NUMPY:
             self._sentinel.look()
 
     def _run(self, task: Task, time_limit_s: float) -> None:

@@ -16,7 +16,8 @@ from autoplace.engines import EAGER, NUMPY, passes_engine
 from autoplace.measurement import Task
 from autoplace.workload import NetworkSpec
 
-SQUARES = (16, 64, 256, 1024, 32, 128, 512, 2048)
+# Closer to each other where several threads or an accelerator begin to pay.
+SQUARES = (16, 64, 256, 1024, 32, 128, 512, 2048, 48, 96, 24, 192, 384)
 QUICK_SQUARES = (16, 64, 256, 512)
 # (rows, inputs, outputs) of layers as PPO meets them.
 SKINNY = (
@@ -29,6 +30,11 @@ SKINNY = (
     (2048, 64, 256),
     (1024, 256, 17),
     (32, 376, 256),
+    # Heads: of a few actions, so few columns that libraries compute them in another way.
+    (32, 256, 4),
+    (1024, 512, 6),
+    (128, 512, 8),
+    (256, 384, 3),
 )
 QUICK_SKINNY = ((8, 64, 64), (1024, 256, 256), (256, 64, 8))
 # Closer to each other where they leave one cache after the other.
@@ -60,6 +66,7 @@ STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
     (_spec(8, (32, 32), 4, False), (4, 512), (32, 4096)),
     (_spec(376, (256, 256, 256), 17, True), (32, 1), (256, 2048)),
     (_spec(1024, (64, 64), 6, False), (16,), (512, 64)),
+    (_spec(17, (32, 32), 6, True), (16,), (256,)),
     (_spec(32, (1024, 1024), 4, False), (64, 4), (256, 1024)),
 )
 # How many more networks, and shapes of products, fill the space between these.

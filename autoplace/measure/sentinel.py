@@ -30,6 +30,7 @@ _TIME_SHARE = 0.1
 _READING_S = 0.01
 _LEAST_SAMPLES = 5
 _LONGEST = 4.0  # as a multiple of the usual
+_OVERDUE = 4.0  # intervals
 _FALSE_ALARMS = 0.01  # share of quiet calibrations that may be doubted
 _LEAST_READINGS = 8
 _LEAST_SLOWDOWN = 0.05  # what is slower by less is not worth a word
@@ -95,6 +96,13 @@ class Sentinel:
         self._interval_s = max(self._least_interval_s, usual_s / _TIME_SHARE)
         self._moments_s.append(now_s)
         self._readings_s.append(float(np.median(taken[-samples // 2 :])))
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the last reading is so long ago that a spell might be missed."""
+        return bool(self._moments_s) and (
+            device.now() > self._moments_s[-1] + _OVERDUE * self._interval_s
+        )
 
     def slow_spell(self) -> Spell | None:
         """The most striking spell, if there is one."""
