@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 # With what importing, detecting and fitting take, about a minute and about ten seconds.
 DEFAULT_BUDGET_S = 52.0
-QUICK_BUDGET_S = 5.5
+QUICK_BUDGET_S = 5.3
 # Shares of the budget by whose end the first visits, those to what the model is least sure of, and
 # the second visits are to be done.
 _FIRST_VISITS = 0.5
