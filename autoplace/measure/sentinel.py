@@ -25,9 +25,10 @@ _SIZE = 256  # of the product: short, and large enough for every thread to have 
 # No more readings than this in a calibration, and of a quiet one's time no more than this share.
 _MOST_READINGS = 300
 _TIME_SHARE = 0.1
-# A reading takes some time, in samples, of which the second half counts: threads that slept are
-# first in line, and only after a slice of time do others' claims show. A slow one ends early.
+# A reading takes some slices of time, since others get their share slice by slice, and goes by the
+# samples that waited for theirs, of which there are several only then. A slow one ends early.
 _READING_S = 0.01
+_QUANTILE = 0.9
 _LEAST_SAMPLES = 5
 _LONGEST = 4.0  # as a multiple of the usual
 _OVERDUE = 4.0  # intervals
@@ -95,7 +96,7 @@ class Sentinel:
         # The usual time sets the pace: a spell makes readings longer and must not make them fewer.
         self._interval_s = max(self._least_interval_s, usual_s / _TIME_SHARE)
         self._moments_s.append(now_s)
-        self._readings_s.append(float(np.median(taken[-samples // 2 :])))
+        self._readings_s.append(float(np.quantile(taken, _QUANTILE, method="lower")))
 
     @property
     def is_overdue(self) -> bool:
