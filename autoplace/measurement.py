@@ -177,14 +177,30 @@ class Measurement:
         assert not self.visits or sum(self.visits) == len(self.times_s), self
         assert all(taken > 0 for taken in self.visits), self
 
+    @property
+    def times_by_visit_s(self) -> tuple[tuple[float, ...], ...]:
+        """The raw times of each visit."""
+        visits = self.visits or (self.num_samples,)
+        ends = itertools.accumulate(visits)
+        return tuple(self.times_s[end - n : end] for end, n in zip(ends, visits, strict=True))
+
     @functools.cached_property
     def visit_medians_s(self) -> tuple[float, ...]:
         """Median seconds of one call in each visit, outliers left out."""
-        ends = itertools.accumulate(self.visits or (self.num_samples,))
-        return tuple(
-            statistics.median(_usual(self.times_s[end - taken : end]))
-            for end, taken in zip(ends, self.visits or (self.num_samples,), strict=True)
-        )
+        return tuple(statistics.median(_usual(times)) for times in self.times_by_visit_s)
+
+    @functools.cached_property
+    def visit_spread_fraction(self) -> float:
+        """Scatter of single samples around the median of their visit, as an estimate from few."""
+        deviations = [
+            abs(t / middle_s - 1)
+            for times in self.times_by_visit_s
+            for middle_s in [statistics.median(times)]
+            for t in times
+        ]
+        n = self.num_samples
+        few = n / (n - 0.8 * len(self.times_by_visit_s))  # as in error_fraction, per visit
+        return 1.4826 * statistics.median(deviations) * few
 
     @functools.cached_property
     def median_s(self) -> float:

@@ -45,9 +45,9 @@ def standard_errors(measurements: Iterable[Measurement]) -> tuple[dict[Task, flo
             groups[task.device, task.env is not None].append(measurement)
     spreads: dict[Measurement, float] = {}
     for rows in groups.values():
-        counts = np.array([float(m.num_samples) for m in rows])
-        # As in Measurement.error_fraction.
-        found = np.array([m.spread_fraction for m in rows]) * counts / (counts - 0.8)
+        # Every visit takes one degree of freedom.
+        counts = np.array([float(m.num_samples + 1 - len(m.visit_medians_s)) for m in rows])
+        found = np.array([m.visit_spread_fraction for m in rows])
         variances = _moderated(np.maximum(found, _LEAST_SPREAD) ** 2, counts)
         spreads.update(zip(rows, np.sqrt(variances).tolist(), strict=True))
     between = _visit_errors(spreads)

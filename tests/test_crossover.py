@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from autoplace.cost_model import fit_cost_model
@@ -47,6 +49,27 @@ def test_copies_and_more_threads_both_push_the_crossover_up() -> None:
 def test_the_timed_sizes_on_both_sides_are_named_as_evidence() -> None:
     found = crossovers(Truth(gpu=True))["matmul", "copied", 1, GPU]
     assert found.slower_below < found.size < found.faster_above
+
+
+def test_where_visits_differ_a_crossover_is_known_less_well() -> None:
+    calibration = make_calibration(Truth(gpu=True))
+    revisited = [
+        dataclasses.replace(
+            m,
+            # One visit 10 % above the other, which of them in turn: the median is the same.
+            times_s=tuple(m.times_s[0] * (0.95 if (index + n) % 2 else 1.05) for n in (0, 0, 1, 1)),
+            visits=(2, 2),
+        )
+        for index, m in enumerate(calibration.measurements)
+    ]
+    widths = []
+    for timed in (calibration, calibration.with_measurements(revisited)):
+        found = find_crossovers(timed, fit_cost_model(timed))
+        crossover = next(c for c in found if c.family == "matmul" and c.residency == "copied")
+        assert crossover.low is not None and crossover.high is not None
+        widths.append(crossover.high / crossover.low)
+    # Visits 10 % apart are known to 0.1 / sqrt(2) / 1.645 = 4.3 %, on either side of the crossover.
+    assert widths[1] > 1.05 > 1.005 > widths[0]
 
 
 def test_with_one_device_the_sides_are_thread_counts() -> None:
