@@ -31,6 +31,7 @@ _READING_S = 0.01
 _QUANTILE = 0.9
 _LEAST_SAMPLES = 5
 _LONGEST = 4.0  # as a multiple of the usual
+_LEAST_CALL_S = 1e-9  # however coarse the clock
 _OVERDUE = 4.0  # intervals
 _FALSE_ALARMS = 0.01  # share of quiet calibrations that may be doubted
 _LEAST_READINGS = 8
@@ -84,7 +85,7 @@ class Sentinel:
         with device.torch_threads(self._task.threads):
             if not self._moments_s:
                 self._probe.sample(1)  # pays for cold caches
-                (self._call_s,) = self._probe.sample(1)
+                self._call_s = max(*self._probe.sample(1), _LEAST_CALL_S)
             calls = max(1, round(MIN_SAMPLE_S / self._call_s))
             samples = max(_LEAST_SAMPLES, round(_READING_S / (calls * self._call_s)))
             usual_s = samples * calls * self._call_s
@@ -92,7 +93,7 @@ class Sentinel:
             taken: list[float] = []
             while len(taken) < samples and (not taken or device.now() < end_s):
                 taken += self._probe.sample(calls)
-        self._call_s = min(self._call_s, *taken)
+        self._call_s = max(min(self._call_s, *taken), _LEAST_CALL_S)
         # The usual time sets the pace: a spell makes readings longer and must not make them fewer.
         self._interval_s = max(self._least_interval_s, usual_s / _TIME_SHARE)
         self._moments_s.append(now_s)
