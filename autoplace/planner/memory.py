@@ -22,11 +22,11 @@ USABLE_FRACTION = 0.8
 # of the run beyond what planning took; another one with torch; and one without.
 _RUN_BYTES = 132 * 2**20
 _TORCH_BYTES = 150 * 2**20
-_STEPPING_BYTES = 30 * 2**20
-# Copies of the weights that a learner on the host comes to: weights, gradient, moments and scratch
-# (5); what both engines are given in a trial, and one of their steps (8); a checkpoint in the place
-# of those, taken and in memory; what initialisation and the gaps between all these leave (8).
-_LEARNING_COPIES = 21
+_STEPPING_BYTES = 22 * 2**20
+# Copies of the weights that a learner on the host comes to: weights, gradient and moments, and a
+# checkpoint taken and in memory (10); and where engines are compared what the other one is given,
+# and one of their steps (7).
+_LEARNING_COPIES, _TRIAL_COPIES = 10, 7
 # With a policy lag a checkpoint holds the weights before, twice.
 _PREVIOUS_COPIES = 2
 # Numbers by row that advantages are made through beside what is listed, at a time.
@@ -131,7 +131,8 @@ def _processes_bytes(workload: Workload, placement: Placement, held: EnvMemory) 
 def _host_learning_bytes(workload: Workload, placement: Placement) -> int:
     """What learning on the CPU comes to beside the rollouts and the processes.
 
-    Allocators seldom give back what one phase has used and the next one cannot, so phases add up.
+    What one phase has freed the next one uses, where it is of the same allocator: a pass over the
+    rollout and a gradient step are not there at the same time, in numpy each has its own.
     """
     network, hyper = workload.network, workload.hyperparameters
     rows = hyper.rollout_steps * placement.num_envs
@@ -141,18 +142,21 @@ def _host_learning_bytes(workload: Workload, placement: Placement) -> int:
     advantages = rows * (width + network.action_size + _ADVANTAGE_VECTORS)
     outputs = [positions * out for positions, _, out in network.matmuls()]
     engine = engine_on(placement.engine, CPU, is_plain=network.is_plain)
-    if engine == NUMPY:  # each network that has acted keeps the activations of a pass
-        passes = (1 + placement.max_policy_lag) * min(rows, NUMPY_PASS_ROWS) * sum(outputs)
-    else:  # a layer holds its input and its output
-        widest = max(a + b for a, b in itertools.pairwise((images, *outputs)))
-        passes = min(rows, network.pass_rows(CPU)) * widest
     # Activations and the gradients by them, of the engine and of the one that it is compared with.
     part = math.ceil(placement.minibatch_rows / placement.accumulation_steps)
-    engines = 2 if engine != EAGER else 1
-    step = placement.minibatch_rows * (network.observation_size + network.action_columns + 8)
-    step += engines * part * (images + 2 * sum(outputs))
-    copies = _LEARNING_COPIES * network.num_parameters
-    return FLOAT_BYTES * (copies + matrix + advantages + passes + step)
+    gathered = placement.minibatch_rows * FLOAT_BYTES * (network.action_columns + 8)
+    gathered += placement.minibatch_rows * network.observation_bytes
+    step = part * (images + 2 * sum(outputs))
+    copies = _LEARNING_COPIES
+    if engine == EAGER:  # a layer of a pass holds its input and its output
+        widest = max(a + b for a, b in itertools.pairwise((images, *outputs)))
+        most = max(min(rows, network.pass_rows(CPU)) * widest, step)
+    else:  # each network that has acted keeps the activations of a pass
+        copies += _TRIAL_COPIES
+        passes = min(rows, NUMPY_PASS_ROWS) * sum(outputs) if engine == NUMPY else 0
+        most = (1 + placement.max_policy_lag) * passes + 2 * step
+    numbers = copies * network.num_parameters + matrix + advantages + most
+    return FLOAT_BYTES * numbers + gathered
 
 
 def _rollout_bytes(workload: Workload, placement: Placement) -> int:

@@ -21,22 +21,26 @@ from pathlib import Path
 import psutil
 
 from autoplace import store
+from autoplace.envs import describe
 from autoplace.measure.env_start import measure_env_start
 from autoplace.planner.memory import EnvMemory, estimate_bytes
 from autoplace.planner.search import make_plan
-from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
+from autoplace.workload import EnvSpec
 
 REFERENCE = Path(__file__).parents[2] / "calibration" / "reference-2-cores.json"
 # env, scheme, what else is fixed
 CASES = (
     ("CartPole-v1", "cpu", {}),
+    ("CartPole-v1", "cpu", {"engine": "eager"}),
     ("CartPole-v1", "cpu", {"env_backend": "process", "num_workers": 2}),
     ("CartPole-v1", "double-buffer", {}),
     ("CartPole-v1", "async", {}),
     ("Hopper-v5", "async", {"env_backend": "sync"}),
 )
 # num_envs, rollout_steps, minibatch_rows, hidden_sizes: nothing much; the rollout; the weights
+PONG = ("ALE/Pong-v5", "cpu", {"engine": "eager", "env_backend": "sync", "num_workers": 0})
 SIZES = ((8, 128, 128, (64, 64)), (64, 2048, 4096, (64, 64)), (8, 128, 128, (1024, 1024)))
+PONG_SIZES = ((8, 128, 256, (512,)), (32, 64, 64, (512,)))
 ITERATIONS = 4
 REPEATS = 3
 POLL_S = 0.002
@@ -46,20 +50,16 @@ def run(row: str) -> None:
     """Plan, say the estimate, wait for a line, and run."""
     env, scheme, fixed, *sizes = json.loads(row)
     num_envs, rollout_steps, minibatch_rows, hidden_sizes = sizes
-    hyper = Hyperparameters(
+    workload = describe(
+        env,
         num_envs=num_envs,
         rollout_steps=rollout_steps,
         minibatch_rows=minibatch_rows,
         hidden_sizes=tuple(hidden_sizes),
     )
-    network = NetworkSpec(observation_size=4, hidden_sizes=hyper.hidden_sizes, action_size=2)
-    if env == "Hopper-v5":
-        network = dataclasses.replace(network, observation_size=11, action_size=3, continuous=True)
-    workload = Workload(
-        env=EnvSpec.make(env), network=network, hyperparameters=hyper, action_bytes=8
-    )
     # What CartPole's steps cost serves every environment and backend: no time matters here.
-    timed = dataclasses.replace(workload, env=EnvSpec.make("CartPole-v1"))
+    sized = describe("CartPole-v1").network
+    timed = dataclasses.replace(workload, env=EnvSpec.make("CartPole-v1"), network=sized)
     plan = make_plan(store.read_calibration(REFERENCE), timed, scheme=scheme)
     placement = dataclasses.replace(plan.placement, **fixed)
     chosen = dataclasses.replace(plan.chosen, placement=placement)
@@ -71,7 +71,11 @@ def run(row: str) -> None:
     from autoplace.train import train
 
     with tempfile.TemporaryDirectory() as folder:
-        train(plan, total_steps=ITERATIONS * hyper.rollout_rows, run_dir=Path(folder) / "run")
+        train(
+            plan,
+            total_steps=ITERATIONS * workload.hyperparameters.rollout_rows,
+            run_dir=Path(folder) / "run",
+        )
 
 
 def held_bytes(root: psutil.Process) -> int:
@@ -79,6 +83,9 @@ def held_bytes(root: psutil.Process) -> int:
     own, shared = 0, 0
     try:
         for process in (root, *root.children(recursive=True)):
+            parent = process.parent()
+            if process != root and parent and process.cmdline() == parent.cmdline():
+                continue  # just forked, it still has its parent's pages
             for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
                 name, _, value = line.partition(":")
                 if name == "RssAnon":
@@ -97,7 +104,8 @@ def measured(command: list[str]) -> tuple[int, int]:
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         estimate, root = int(child.stdout.readline()), psutil.Process(child.pid)
-        before = held_bytes(root)
+        while not (before := held_bytes(root)):  # what timed an environment may just be ending
+            time.sleep(POLL_S)
         child.stdin.write("\n")
         child.stdin.flush()
         peak = 0
@@ -109,7 +117,8 @@ def measured(command: list[str]) -> tuple[int, int]:
 
 def main() -> None:
     """Measure every scheme with every size."""
-    for case, sizes in itertools.product(CASES, SIZES):
+    cases = [*itertools.product(CASES, SIZES), *((PONG, sizes) for sizes in PONG_SIZES)]
+    for case, sizes in cases:
         command = [
             sys.executable,
             "-m",

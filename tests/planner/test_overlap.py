@@ -303,7 +303,7 @@ def test_what_acts_by_numpy_needs_no_torch_beside_the_run() -> None:
     one = dataclasses.replace(light, num_workers=0)
     apart = dataclasses.replace(one, sample_threads=2)
     more = estimate_bytes(WORKLOAD, apart)["cpu"] - estimate_bytes(WORKLOAD, one)["cpu"]
-    assert more == (150 - 30) * 2**20
+    assert more == (150 - 22) * 2**20
 
 
 def test_environments_are_counted_in_every_process_that_makes_some() -> None:
