@@ -23,12 +23,12 @@ updater = Updater(ActorCritic(spec), hyper, minibatch_rows=64)
 rows = torch.randn(64, 4) * torch.tensor([0.0, 1.0, 1.0, 1.0])
 pixels = torch.randint(256, (64, image.size), dtype=torch.uint8)
 faults = []
-for _ in range(6):
+for _ in range(9):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     updater.minibatch_step(Batch(rows, spec, pixels), torch.arange(64))
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 pages = 4 * pixels.numel() / resource.getpagesize()
-print(json.dumps({"compiler": "torch._dynamo" in sys.modules, "share": max(faults[3:]) / pages}))
+print(json.dumps({"compiler": "torch._dynamo" in sys.modules, "share": sorted(faults[4:])[2] / pages}))
 """
 
 
