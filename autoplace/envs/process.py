@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from autoplace.cpus import usable_cpus
 from autoplace.envs.description import EnvDescription
+from autoplace.envs.elsewhere import register_here
 from autoplace.envs.make import registered_spec
 from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
 from autoplace.envs.sync import SyncVectorEnv
@@ -374,8 +374,7 @@ def _name(index: int, ranges: Sequence[tuple[int, int]]) -> str:
 
 def _run_share(channel: Channel, share: _Share, shared: SharedArrays) -> None:
     """What a worker does: step its environments whenever it is told to."""
-    if share.registered is not None:
-        gym.registry[share.registered.id] = share.registered
+    register_here(share.registered)
     views = shared.views()
     groups = [_Part(share.description, views, start, stop) for start, stop in share.ranges]
     try:

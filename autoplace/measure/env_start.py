@@ -12,16 +12,14 @@ import os
 import queue
 import time
 
-import cloudpickle
-import gymnasium as gym
 import numpy as np
 import psutil
 
 from autoplace import clock
 from autoplace.clock import MessageChannel
 from autoplace.envs import EnvDescription, inspect_env, make_vector_env, spawn_seeds
-from autoplace.envs.make import registered_spec
-from autoplace.envs.workers import NotPicklableError, pickled
+from autoplace.envs.elsewhere import packed, unpacked
+from autoplace.envs.workers import NotPicklableError
 from autoplace.measurement import Measurement, env_start
 from autoplace.ppo import numpy_policy  # noqa: F401 - as a sampler imports it
 from autoplace.processes import ChildProcess
@@ -46,7 +44,7 @@ def measure_env_start(env: EnvSpec) -> list[Measurement]:
         return []
     description = inspect_env(env)
     try:
-        job = pickled((description, registered_spec(env)), env.id)
+        job = packed(description)
     except NotPicklableError:  # it cannot be stepped by other processes either
         return []
     answers = clock.message_channel()
@@ -81,9 +79,7 @@ def _make(answers: MessageChannel, job: bytes) -> None:
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     before = _held_bytes()
-    description, registered = cloudpickle.loads(job)
-    if registered is not None:
-        gym.registry[registered.id] = registered
+    description = unpacked(job)
     kept = [_Stepped(description)]
     answers.put(None)
     kept[0].go_on()

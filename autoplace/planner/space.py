@@ -222,15 +222,12 @@ class Coster:
     ) -> tuple[Placements, Rejected]:
         """Those that fit into memory, and those that do not."""
         values, which = placements.distinct("variant", *memory.FIELDS)
+        held = [memory.EnvMemory.of(self._calibration, v.workload.env) for v in variants]
         found = [
             memory.too_large(
-                workload,
-                partial(memory.FIELDS, rest),
-                self._limits,
-                memory.EnvMemory.of(self._calibration, workload.env),
+                variants[v].workload, partial(memory.FIELDS, rest), self._limits, held[v]
             )
             for v, *rest in values
-            for workload in [variants[v].workload]
         ]
         fits = np.array([reason is None for reason in found], dtype=np.bool_)[which]
         reasons = [str(found[index]) for index in which[~fits]]

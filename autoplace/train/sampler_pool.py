@@ -16,9 +16,9 @@ from autoplace import device as devices
 from autoplace.device import MessageChannel, now
 from autoplace.engines import NUMPY
 from autoplace.envs import BACKENDS
-from autoplace.envs.make import registered_spec
+from autoplace.envs.elsewhere import packed
 from autoplace.envs.memory_watch import LOOK_INTERVAL_S, MemoryWatch
-from autoplace.envs.workers import DEADLINE_S, START_DEADLINE_S, pickled
+from autoplace.envs.workers import DEADLINE_S, START_DEADLINE_S
 from autoplace.errors import EnvError, UsageError
 from autoplace.ppo.numpy_policy_step import policy_layout
 from autoplace.ppo.rollout import Rollout
@@ -125,9 +125,7 @@ class SamplerPool:
                 "the samplers of scheme async step their environments themselves, got "
                 f"--env-backend {placement.env_backend}: use {within}"
             )
-        env = pickled(
-            (setup.description, registered_spec(setup.description.env)), setup.description.env.id
-        )
+        env = packed(setup.description)
         network, width = setup.network, num_envs // count
         self._restarts = setup.restarts
         self._iterations = setup.iterations

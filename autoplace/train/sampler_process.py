@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import cloudpickle
-import gymnasium as gym
 import numpy as np
 
 from autoplace.clock import MessageChannel, now
 from autoplace.engines import Verdict
 from autoplace.envs import Step, VectorEnv, make_vector_env
+from autoplace.envs.elsewhere import unpacked
 from autoplace.ppo.numpy_policy import NumpyPolicy, PolicyLayout
 from autoplace.processes import pack_error
 from autoplace.shared_array import SharedArray
@@ -42,7 +41,7 @@ class SamplerJob:
     """Everything a sampler is made from, as it crosses to its process.
 
     Attributes:
-        env: (description, what Gymnasium has registered under its name), by cloudpickle.
+        env: from :func:`autoplace.envs.elsewhere.packed`.
         env_backend: how its environments are stepped together.
         env_seeds: one for each of its environments.
         start: its first environment.
@@ -230,11 +229,8 @@ class _Sampler:
     def __init__(self, versions: MessageChannel, parts: MessageChannel, job: SamplerJob) -> None:
         self._versions, self._parts, self._job = versions, parts, job
         self._newest = self._version = -1  # that it was told of, that it acts by
-        description, registered = cloudpickle.loads(job.env)
-        if registered is not None:
-            gym.registry[registered.id] = registered
         self._envs: VectorEnv = make_vector_env(
-            description,
+            unpacked(job.env),
             num_envs=job.stop - job.start,
             backend=job.env_backend,
             first_index=job.start,
