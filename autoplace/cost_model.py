@@ -182,6 +182,8 @@ class CostModel:
             )
         parts = [self._parts(task) for task in group]
         correction = self._corrections.get(kind)
+        if correction is None and group[0].op in _LIKE:
+            return self._by_what_is_like(group)
         if correction is None:
             return {
                 task: _cost(p.total_s([1.0] * len(p.flat)), UNTIMED_ERROR, "extrapolated")
@@ -192,6 +194,19 @@ class CostModel:
             task: _cost(math.exp(y), float(e), "extrapolated" if out else "interpolated")
             for task, y, e, out in zip(group, log_seconds, errors, outside, strict=True)
         }
+
+    def _by_what_is_like(self, group: Sequence[Task]) -> dict[Task, Cost]:
+        """Tasks of a kind that was never timed, by those of another and the physics of both."""
+        found = {}
+        for task in group:
+            like = dataclasses.replace(task, op=_LIKE[task.op])
+            known = self.predict([like])[like]
+            own, other = self._parts(task), self._parts(like)
+            ratio = own.total_s([1.0] * len(own.flat)) / other.total_s([1.0] * len(other.flat))
+            # Of what is more than in the other kind as little is known as of one without timings.
+            error = known.standard_error_s / known.seconds + UNTIMED_ERROR * abs(1 - 1 / ratio)
+            found[task] = _cost(known.seconds * ratio, error, known.source)
+        return found
 
     def joint(self, tasks: Sequence[Task]) -> tuple[Array, Array]:
         """What is known of several tasks together.
@@ -270,6 +285,8 @@ class CostModel:
         return max(known.median_s + one_s * (after - before), one_s * after)
 
 
+# What a kind of task is like of which nothing was timed.
+_LIKE = {"first_update": "update"}
 # What a cost is called that was taken as it stands, by the origin of the measurement.
 _SOURCES = {"measured": "measured", "scaled": "extrapolated", "given": "given"}
 

@@ -38,6 +38,7 @@ OPS = (
     "action_to_host",  # one vector step's actions come back, the wait for the policy included
     "gae",  # a rollout made ready to learn from: values, advantages, statistics of observations
     "update",  # the trainer's own: one gradient step on one minibatch
+    "first_update",  # the first one after other work, with all that is done once per update
     "engine_setup",  # once: an engine makes a policy step and a gradient step ready
     "weights_to_host",  # the sampler's network on the host brought up to date from the device
 )

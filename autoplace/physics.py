@@ -318,6 +318,7 @@ _LEAST_S = 1e-9
 _MESSAGE_OPS = {"handoff": 40, "hand_over": 160}  # with cold caches
 _POLICY_OPS = (8, 2)
 _UPDATE_OPS = (70, 20)
+_ONCE_OPS = 21  # once per update: the orders cut up, loss terms added up and looked at
 # Of a rollout made ready (and per round of the scan): all of them, those that statistics of
 # observations take, and those that scaling rewards takes. On the CPU numpy scans, for less.
 _GAE_OPS = {True: (65, 8, 6), False: (50, 8, 4)}  # by whether it is on an accelerator
@@ -422,9 +423,9 @@ def physics(primitives: Primitives, task: Task) -> Parts:
     assert network is not None, task
     depth = len(network.hidden_sizes) + len(network.trunk)
     rows = task.rows
-    if task.op == "update":
+    if task.op in ("update", "first_update"):
         fixed, per_layer = _UPDATE_OPS
-        ops = fixed + per_layer * depth
+        ops = fixed + per_layer * depth + (_ONCE_OPS if task.op == "first_update" else 0)
         # Weights, gradients and both moments of Adam, read and written; and the rows: gathered, and
         # every activation with its gradient.
         nbytes = rows * (network.observation_bytes + FLOAT_BYTES * network.activation_size)

@@ -114,10 +114,11 @@ def task_seconds(rates: _Rates, task: Task) -> float:
     factors = [1.0] * len(parts.flat)
     if task.network is None or task.op in ("obs_to_device", "weights_to_host"):
         return parts.total_s(factors)
-    known = rates.step.factors.get(task.op.replace("action_to_host", "policy_step"), factors)
+    op = {"action_to_host": "policy_step", "first_update": "update"}.get(task.op, task.op)
+    known = rates.step.factors.get(op, factors)
     if task.device == "cpu":
         passes = {"update": 3 * len(task.network.layers), "gae": len(task.network.layers)}
-        products = passes.get(task.op, len(task.network.actor_layers))
+        products = passes.get(op, len(task.network.actor_layers))
         return parts.total_s(known) + products * rates.join_s(task.threads)
     # What an operation of a step takes beyond a tiny one is work of the host alone.
     card = rates.card

@@ -97,7 +97,7 @@ class Truth:
             return chain(works)
         rows = task.rows
         forward = [op(2 * rows * i * o, 4 * rows * (i + o)) for i, o in network.layers]
-        if task.op == "update":
+        if task.op in ("update", "first_update"):
             works = 3 * forward + [op(0, 8 * rows * o) for _, o in network.layers] * 4
             works += [op(0, 28 * network.num_parameters)] + [0.0] * 50
             return chain(works)

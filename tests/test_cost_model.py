@@ -13,6 +13,7 @@ import pytest
 from autoplace.cost_model import fit_cost_model
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.physics import physics
 from autoplace.workload import EnvSpec, NetworkSpec
 from tests.synthetic import GPU, Truth, make_calibration, random_tasks
 
@@ -116,6 +117,24 @@ def test_a_task_that_was_timed_gets_its_median_and_says_measured() -> None:
     assert cost.seconds == pytest.approx(truth.seconds(task))
     assert cost.source == "measured"
     assert cost.low_s < cost.seconds < cost.high_s
+
+
+def test_a_first_step_that_was_never_timed_goes_by_the_other_steps() -> None:
+    calibration = make_calibration(Truth())
+    kept = tuple(m for m in calibration.measurements if m.task.op != "first_update")
+    model = fit_cost_model(dataclasses.replace(calibration, measurements=kept))
+    step = next(m.task for m in kept if m.task.op == "update")
+    first = dataclasses.replace(step, op="first_update")
+    costs = model.predict([step, first])
+    # What is done once is more than nothing, and known less well than a step that was timed.
+    own, other = (physics(model.primitives, task) for task in (first, step))
+    more = sum(own.flat) / sum(other.flat)
+    assert more > 1.05
+    assert costs[first].seconds == pytest.approx(more * costs[step].seconds)
+    assert costs[first].high_s / costs[first].low_s > costs[step].high_s / costs[step].low_s
+    # Where it was timed, that counts.
+    timed = fit_cost_model(calibration).predict([first])[first]
+    assert timed.source == "measured"
 
 
 def test_far_outside_of_what_was_timed_the_source_says_so_and_the_interval_is_wider() -> None:

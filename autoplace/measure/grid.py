@@ -126,6 +126,8 @@ OWN_PRODUCTS = (*QUICK_OWN_PRODUCTS, *SKINNY[3:], (4, 1024, 1024))
 
 # (rollout steps, envs) beside the networks of the table, in turn.
 ROLLOUTS = ((128, 8), (256, 8), (2048, 1), (64, 64), (512, 4))
+# Which networks of the table take a first step of an update, with the first of their minibatches.
+FIRSTS, QUICK_FIRSTS = (0, 2, 4, 7, 8), (0, 4)
 # Which networks of the table pass over a rollout in a quick calibration, and the rollouts.
 QUICK_PASSES, QUICK_ROLLOUTS = (0, 4, 7), ((128, 8), (512, 4), (256, 2))
 SPREAD_ROLLOUTS = ((40, 50), (400, 12), (32, 6), (256, 60), (96, 24), (512, 32), (64, 10))
@@ -236,6 +238,12 @@ def _device_tasks(
             for engine in passes:
                 rollouts = QUICK_ROLLOUTS if quick else ROLLOUTS
                 yield from _gaes(on, counts, passing, rollouts, engine)
+            firsts = [steps[i] for i in (QUICK_FIRSTS if quick else FIRSTS)]
+            for engine in (main,) if quick else (main, *others):
+                for network, _, batches in firsts:
+                    for count in dict.fromkeys((counts[0], counts[-1])):
+                        step = _update(on, count, network, batches[0], engine)
+                        yield dataclasses.replace(step, op="first_update")
             if on != CPU:
                 for network in networks:
                     yield Task(op="weights_to_host", device=on, network=network)

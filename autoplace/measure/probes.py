@@ -26,6 +26,7 @@ from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_policy_step, make_updater, step_over
+from autoplace.ppo.update import Updater
 from autoplace.processes import echo
 from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
 
@@ -377,12 +378,12 @@ def _gae(task: Task) -> Probe:
     return Probe(tasks=(task,), sample=_once_in_a_while(call, task.device), max_calls=1)
 
 
-def _update(task: Task) -> Probe:
-    """One gradient step: rows gathered from a rollout four minibatches long."""
+def _learning(task: Task, num_minibatches: int) -> tuple[Updater, Batch, list[torch.Tensor]]:
+    """What takes gradient steps, a rollout so many minibatches long, and the rows of each."""
     spec = task.network
     assert spec is not None
     on, rows = task.device, task.rows
-    num_rows = 4 * rows
+    num_rows = num_minibatches * rows
     images = torch.from_numpy(_observations(spec, num_rows)).to(on) if spec.images else None
     column = 0 if spec.images else spec.observation_size
     generator = torch.Generator().manual_seed(_SEED)
@@ -403,6 +404,12 @@ def _update(task: Task) -> Probe:
         _network(spec, on, task.engine), hyper, minibatch_rows=rows, precision=precision
     )
     indices = torch.split(torch.randperm(num_rows, generator=generator).to(on), rows)
+    return updater, batch, list(indices)
+
+
+def _update(task: Task) -> Probe:
+    """One gradient step: rows gathered from a rollout four minibatches long."""
+    updater, batch, indices = _learning(task, 4)
     count = 0
 
     def step() -> None:
@@ -410,8 +417,19 @@ def _update(task: Task) -> Probe:
         updater.minibatch_step(batch, indices[count % len(indices)])
         count += 1
 
-    queued = _QUEUED_UPDATES if device.is_accelerator(on) else 1
-    return Probe(tasks=(task,), sample=timed_calls(step, on), min_calls=queued)
+    queued = _QUEUED_UPDATES if device.is_accelerator(task.device) else 1
+    return Probe(tasks=(task,), sample=timed_calls(step, task.device), min_calls=queued)
+
+
+def _first_update(task: Task) -> Probe:
+    """A whole update of one gradient step."""
+    updater, batch, indices = _learning(task, 1)
+    learning_rate = updater.hyperparameters.learning_rate
+
+    def call() -> None:
+        updater.update(batch, indices, learning_rate=learning_rate, iteration=0)
+
+    return Probe(tasks=(task,), sample=_once_in_a_while(call, task.device), max_calls=1)
 
 
 def _weights_to_host(task: Task) -> Probe:
@@ -439,6 +457,7 @@ BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "policy_step": _policy_step,
     "gae": _gae,
     "update": _update,
+    "first_update": _first_update,
     "weights_to_host": _weights_to_host,
 }
 

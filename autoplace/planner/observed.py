@@ -120,7 +120,8 @@ class ObservedModel(CostModel):
         return {task: self._scaled(task, cost) for task, cost in costs.items()}
 
     def _scaled(self, task: Task, cost: Cost) -> Cost:
-        factor = self._factors.get((task.op, task.device))
+        op = "update" if task.op == "first_update" else task.op
+        factor = self._factors.get((op, task.device))
         if factor is None:
             factor = self._implied_factor(task) if self._observed.is_machine_wide else 1.0
         return dataclasses.replace(

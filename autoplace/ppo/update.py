@@ -207,7 +207,7 @@ class Updater:
         """
         sizes = list(minibatch_sizes(batch.num_rows, self.minibatch_rows))
         if batch.num_rows < len(permutations[0]):
-            permutations = [restrict(order, batch.num_rows) for order in permutations]
+            permutations = restrict(torch.stack(tuple(permutations)), batch.num_rows).unbind(0)
         if batch.num_rows < 2:  # a rollout that was all resets: nothing to learn
             sizes, permutations = [], []
         self.set_learning_rate(learning_rate)
@@ -329,12 +329,12 @@ def draw_permutations(num_rows: int, epochs: int, generator: torch.Generator) ->
     return orders
 
 
-def restrict(permutation: Tensor, num_rows: int) -> Tensor:
-    """The order in which a longer permutation has the rows below ``num_rows``.
+def restrict(permutations: Tensor, num_rows: int) -> Tensor:
+    """The orders in which longer permutations ``[..., R]`` have the rows below ``num_rows``.
 
-    It is as random as the longer one, and draws need not know how many rows there will be.
+    They are as random as the longer ones, and draws need not know how many rows there will be.
     """
-    return permutation[permutation < num_rows]
+    return permutations[permutations < num_rows].view(*permutations.shape[:-1], num_rows)
 
 
 def _parts(tensors: Sequence[Tensor], count: int) -> Iterator[tuple[Tensor, ...]]:

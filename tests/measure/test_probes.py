@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import queue
 
 import pytest
@@ -89,6 +90,25 @@ def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(mon
 
 
 ON = "emu:0"
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("on", ["cpu", ON])
+def test_a_first_step_is_timed_with_all_that_is_done_once_per_update(on, depth):
+    network = dataclasses.replace(NETWORK, hidden_sizes=(16,) * depth)
+    step = Task(op="update", device=on, network=network, rows=8)
+    first = dataclasses.replace(step, op="first_update")
+    card = AcceleratorSpec(host_dispatch_s=1e-5, launch_s=0.0)
+    cpu = CpuSpec(cores=2, op_s=1e-5)
+    primitives = Primitives(
+        devices=("cpu", ON),
+        dispatch_s={"cpu": 1.0, ON: 1.0},
+        matmul={(name, 1): Matmul(0.0, math.inf, math.inf, 0.0, 0.0) for name in ("cpu", ON)},
+    )
+    with EmulatedMachine(MachineSpec(cpu=cpu, accelerators=(card,)), dry=True):
+        (one_s,), (whole_s,) = (build_probe(task).sample(3) for task in (step, first))
+    counted = [physics(primitives, task).host_s[0] for task in (step, first)]
+    assert (whole_s - one_s) / 1e-5 == pytest.approx(counted[1] - counted[0], rel=0.1)
 
 
 @pytest.mark.parametrize("steps", [16, 256])

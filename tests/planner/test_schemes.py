@@ -15,6 +15,7 @@ from autoplace.planner.schemes import SCHEMES, Axes, Scheme, Timing, Work
 from autoplace.planner.schemes.base import Key, Span
 from autoplace.planner.schemes.hybrid import last_chunk_delay
 from autoplace.planner.schemes.work import rollout_bytes_per_row
+from autoplace.planner.schemes.work import update as update_rule
 from autoplace.workload import EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 WORKLOAD = Workload(
@@ -189,7 +190,22 @@ def test_a_rest_that_does_not_divide_is_costed_at_its_own_size() -> None:
     # 800 rows in minibatches of 64: twelve full ones and one of 32, in each of 3 epochs
     update = works("cpu")["update", "learner"]
     assert update.calls == 39
-    assert [(task.rows, count) for task, count in update.parts] == [(64, 36), (32, 3)]
+    assert [(task.op, task.rows, count) for task, count in update.parts] == [
+        ("first_update", 64, 1),
+        ("update", 64, 35),
+        ("update", 32, 3),
+    ]
+
+
+def test_an_update_of_a_single_step_is_its_first() -> None:
+    scheme = BY_NAME["cpu"]
+    placement = placements_of(scheme).placement(0)
+    whole = dataclasses.replace(placement, minibatch_rows=800)
+    found = update_rule.make(WORKLOAD.replace(epochs=1), whole)
+    assert found is not None and found.calls == 1
+    assert [(task.op, task.rows, count) for task, count in found.parts] == [
+        ("first_update", 800, 1)
+    ]
 
 
 def test_the_policy_runs_once_per_vector_step_on_all_envs() -> None:

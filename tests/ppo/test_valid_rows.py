@@ -149,7 +149,9 @@ def test_an_episode_that_is_lost_counts_as_none():
 
 
 def test_a_restricted_permutation_keeps_its_order_and_every_row():
-    assert restrict(torch.tensor([4, 0, 3, 1, 2]), 3).tolist() == [0, 1, 2]
+    orders = torch.tensor([[4, 0, 3, 1, 2], [2, 4, 3, 1, 0]])
+    assert restrict(orders, 3).tolist() == [[0, 1, 2], [2, 1, 0]]
+    assert restrict(orders[0], 3).tolist() == [0, 1, 2]
     order = torch.randperm(1000)
     assert sorted(restrict(order, 700).tolist()) == list(range(700))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -91,7 +92,7 @@ def gae(workload: Workload, placement: Placement) -> Work:
 def update(workload: Workload, placement: Placement) -> Work:
     """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller.
 
-    A gradient step that accumulates over k backward passes counts as k steps on its parts, which
+    The first step of all meets cold caches, and comes with what is done once. A gradient step that accumulates over k backward passes counts as k steps on its parts, which
     it is but for k - 1 passes of the optimiser.
     """
     hyper = workload.hyperparameters
@@ -101,24 +102,23 @@ def update(workload: Workload, placement: Placement) -> Work:
     for size, times in Counter(whole).items():
         for rows in _part_sizes(size, min(passes, size)):
             counts[rows] = counts.get(rows, 0) + times
-    parts = tuple(
-        (
-            Task(
-                op="update",
-                device=placement.learn_device,
-                threads=placement.learn_threads,
-                network=workload.network,
-                rows=rows,
-                engine=engine_on(
-                    placement.engine, placement.learn_device, is_plain=workload.network.is_plain
-                ),
-                dtype=PRECISIONS[placement.precision],
-            ),
-            float(hyper.epochs * count),
-        )
-        for rows, count in sorted(counts.items(), reverse=True)
+    first = Task(
+        op="first_update",
+        device=placement.learn_device,
+        threads=placement.learn_threads,
+        network=workload.network,
+        rows=max(counts),
+        engine=engine_on(
+            placement.engine, placement.learn_device, is_plain=workload.network.is_plain
+        ),
+        dtype=PRECISIONS[placement.precision],
     )
-    return Work(name="update", lane="learner", calls=hyper.epochs * len(whole), parts=parts)
+    parts = [(first, 1.0)]
+    for rows, count in sorted(counts.items(), reverse=True):
+        times = hyper.epochs * count - (rows == first.rows)
+        if times:
+            parts.append((dataclasses.replace(first, op="update", rows=rows), float(times)))
+    return Work(name="update", lane="learner", calls=hyper.epochs * len(whole), parts=tuple(parts))
 
 
 def _part_sizes(rows: int, count: int) -> list[int]:
