@@ -36,6 +36,7 @@ OPS = (
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
     "obs_to_device",  # one vector step's observations leave for the device
     "action_to_host",  # one vector step's actions come back, the wait for the policy included
+    "bookkeeping",  # once per iteration: noise and orders of minibatches drawn, episodes counted
     "gae",  # a rollout made ready to learn from: values, advantages, statistics of observations
     "update",  # the trainer's own: one gradient step on one minibatch
     "first_update",  # the first one after other work, with all that is done once per update
@@ -54,7 +55,8 @@ class Task:
         threads: intra-op threads of torch on the host.
         dtype: element type.
         shape: (m, k, n) of a matmul, (n,) of an elementwise op or activation, (bytes,) of a copy,
-            (rollout_steps, num_envs) of a gae, (stretches,) of a crowd.
+            (rollout_steps, num_envs) of a gae, (rollout_steps, num_envs, action_size, epochs) of
+            bookkeeping, (stretches,) of a crowd.
         network: actor and critic of the trainer's own steps.
         rows: rows of a policy step, or of one minibatch.
         engine: how the trainer's own steps are executed.

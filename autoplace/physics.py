@@ -325,6 +325,7 @@ _GAE_OPS = {True: (65, 8, 6), False: (50, 8, 4)}  # by whether it is on an accel
 _STATISTICS_OPS = {True: 24, False: 20}
 _REWARD_OPS = {True: (34, 3), False: (12, 2)}
 _STANDARDIZE_OPS = 3
+_BOOK_OPS = 8  # and one for every epoch
 
 
 _Layers = Sequence[tuple[int, int]]
@@ -398,6 +399,12 @@ def physics(primitives: Primitives, task: Task) -> Parts:
         return Parts(
             (primitives.copy_s(device, task.direction, bool(task.pinned), float(task.shape[0])),)
         )
+    if task.op == "bookkeeping":
+        steps, envs, actions, epochs = task.shape
+        # Every number that is drawn, and what is counted over, takes about as long as a tanh.
+        numbers = float(steps * envs * (actions + epochs + 4))
+        ops_s = (_BOOK_OPS + epochs) * dispatch_s
+        return Parts((ops_s, primitives.activation_s(device, 1, numbers)))
     if task.op == "gae":
         assert task.network is not None
         steps, envs = task.shape

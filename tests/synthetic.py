@@ -68,6 +68,8 @@ class Truth:
             return self.handoff_s
         if task.op == "dispatch":
             return self.cpu_op_s if on_cpu else self.gpu_dispatch_s
+        if task.op == "bookkeeping":
+            return 10 * self.cpu_op_s
         if task.op == "launch":
             return self.cpu_op_s if on_cpu else self.gpu_dispatch_s + self.gpu_launch_s
         if task.op == "matmul":

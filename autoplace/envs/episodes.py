@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoplace.clock import now
 from autoplace.envs.vector import Step
 
 WINDOW = 100
@@ -37,6 +38,7 @@ class EpisodeTracker:
     Attributes:
         num_episodes: that ended.
         num_skipped: rows that were no transitions, see :attr:`Step.valid`.
+        spent_s: seconds that counting has taken so far.
     """
 
     def __init__(self, num_envs: int, recent: Iterable[tuple[float, int]] = ()) -> None:
@@ -45,6 +47,7 @@ class EpisodeTracker:
         self._recent: deque[tuple[float, int]] = deque(recent, maxlen=WINDOW)
         self.num_episodes = 0
         self.num_skipped = 0
+        self.spent_s = 0.0
         self._num_rows = 0
         self._ended: list[Episode] = []
 
@@ -61,6 +64,7 @@ class EpisodeTracker:
             valid_index: ``[V]``, the rows ``t N + env`` that are transitions; ``None`` where all
                 are.
         """
+        start_s = now()
         steps, _, num_envs = outcomes.shape
         over = np.logical_or(outcomes[:, 1], outcomes[:, 2])
         rewards = outcomes[:, 0].T.astype(np.float64)  # [N, T]
@@ -86,6 +90,7 @@ class EpisodeTracker:
         self._end(ends, envs, returns, lengths, counted, valid)
         self._num_rows += steps * num_envs
         self.num_skipped = self._num_rows - int(counted[-1])
+        self.spent_s += now() - start_s
 
     def _end(
         self,

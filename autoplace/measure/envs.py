@@ -18,7 +18,6 @@ from autoplace.envs import (
     spawn_seeds,
     usable_backend,
 )
-from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.measure.env_start import measure_env_start
 from autoplace.measure.timing import Probe, Series, other_work, run_probe
@@ -121,7 +120,7 @@ def measure_backend(
 def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
     """Time vector steps of ``env`` under random actions.
 
-    As in the trainer, resets and the recording of rewards, flags and episodes are part of a step.
+    As in the trainer, resets and the recording of rewards and flags are part of a step.
 
     Raises:
         EnvError: it cannot be made, or misbehaves.
@@ -159,7 +158,7 @@ def _env_step(task: Task, description: EnvDescription, rows: _Rows) -> Probe:
     rng = np.random.default_rng(_SEED)
     actions = description.actions.random(rng, _ACTION_ROWS, task.num_envs)
     outcomes = np.empty((_ACTION_ROWS, 3, task.num_envs), np.float32)
-    recorder, episodes = OutcomeRecorder(outcomes), EpisodeTracker(task.num_envs)
+    recorder = OutcomeRecorder(outcomes)
     count = 0
 
     def sample(calls: int) -> tuple[float]:
@@ -176,7 +175,6 @@ def _env_step(task: Task, description: EnvDescription, rows: _Rows) -> Probe:
             recorder.record(row, step)
             if row == _ACTION_ROWS - 1:
                 recorder.take_finals(description.observation_size)
-                episodes.add_rollout(outcomes, recorder.valid_index)
             elapsed_s += device.now() - start_s
             count += 1
             rows.total += task.num_envs

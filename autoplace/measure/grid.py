@@ -128,6 +128,9 @@ OWN_PRODUCTS = (*QUICK_OWN_PRODUCTS, *SKINNY[3:], (4, 1024, 1024))
 ROLLOUTS = ((128, 8), (256, 8), (2048, 1), (64, 64), (512, 4))
 # Which networks of the table take a first step of an update, with the first of their minibatches.
 FIRSTS, QUICK_FIRSTS = (0, 2, 4, 7, 8), (0, 4)
+# (rollout steps, envs, numbers of noise for an action, epochs) of what is drawn and counted.
+BOOKS = ((128, 8, 2, 4), (2048, 1, 3, 10), (64, 64, 4, 4), (512, 4, 17, 10), (32, 16, 2, 1))
+QUICK_BOOKS = BOOKS[:3]
 # Which networks of the table pass over a rollout in a quick calibration, and the rollouts.
 QUICK_PASSES, QUICK_ROLLOUTS = (0, 4, 7), ((128, 8), (512, 4), (256, 2))
 SPREAD_ROLLOUTS = ((40, 50), (400, 12), (32, 6), (256, 60), (96, 24), (512, 32), (64, 10))
@@ -238,6 +241,9 @@ def _device_tasks(
             for engine in passes:
                 rollouts = QUICK_ROLLOUTS if quick else ROLLOUTS
                 yield from _gaes(on, counts, passing, rollouts, engine)
+            if on == CPU:
+                for sizes in QUICK_BOOKS if quick else BOOKS:
+                    yield Task(op="bookkeeping", shape=sizes)
             firsts = [steps[i] for i in (QUICK_FIRSTS if quick else FIRSTS)]
             for engine in (main,) if quick else (main, *others):
                 for network, _, batches in firsts:

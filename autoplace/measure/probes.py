@@ -22,13 +22,14 @@ from autoplace.measure.timing import Probe, other_work, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
 from autoplace.ppo.distribution import draw_noise
+from autoplace.ppo.draws import Draws
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.steps import make_policy_step, make_updater, step_over
 from autoplace.ppo.update import Updater
 from autoplace.processes import echo
-from autoplace.workload import FLOAT_BYTES, Hyperparameters, NetworkSpec
+from autoplace.workload import FLOAT_BYTES, EnvSpec, Hyperparameters, NetworkSpec, Workload
 
 _SEED = 0
 _ROLLOUT_STEPS = 64  # rows that a policy probe cycles through
@@ -41,6 +42,7 @@ _HANDOFFS = 5
 _CROWDED_MESSAGES = 6
 # What runs once per iteration finds the caches as this long of other work, or more, left them.
 _APART_S = 1e-2
+_EPISODE_STEPS = 200  # of episodes that are counted
 _ECHO_TIMEOUT_S = 60.0  # within which another process has started and answered
 
 
@@ -378,6 +380,34 @@ def _gae(task: Task) -> Probe:
     return Probe(tasks=(task,), sample=_once_in_a_while(call, task.device), max_calls=1)
 
 
+def _bookkeeping(task: Task) -> Probe:
+    """What is drawn and counted once per iteration, wherever the rest of it happens."""
+    from autoplace.envs.episodes import EpisodeTracker  # imports gymnasium
+
+    steps, envs, actions, epochs = task.shape
+    workload = Workload(
+        env=EnvSpec.make("none"),
+        network=NetworkSpec(observation_size=1, hidden_sizes=(), action_size=actions),
+        hyperparameters=Hyperparameters(num_envs=envs, rollout_steps=steps, epochs=epochs),
+        action_bytes=0,
+    )
+    draws, episodes = Draws(workload, _SEED), EpisodeTracker(envs)
+    outcomes = np.zeros((steps, 3, envs), np.float32)
+    rows = np.arange(steps * envs).reshape(steps, envs)
+    outcomes[:, 1] = rows % _EPISODE_STEPS == 0  # spread over environments and time
+    iteration = 0
+
+    def call() -> None:
+        nonlocal iteration
+        draws.noise(iteration)
+        episodes.add_rollout(outcomes)
+        draws.permutations(iteration)
+        iteration += 1
+        episodes.take_ended(iteration * steps * envs)
+
+    return Probe(tasks=(task,), sample=_once_in_a_while(call, task.device), max_calls=1)
+
+
 def _learning(task: Task, num_minibatches: int) -> tuple[Updater, Batch, list[torch.Tensor]]:
     """What takes gradient steps, a rollout so many minibatches long, and the rows of each."""
     spec = task.network
@@ -455,6 +485,7 @@ BUILDERS: dict[str, Callable[[Task], Probe]] = {
     "interpreter": _interpreter,
     "copy": _copy,
     "policy_step": _policy_step,
+    "bookkeeping": _bookkeeping,
     "gae": _gae,
     "update": _update,
     "first_update": _first_update,

@@ -27,6 +27,8 @@ from autoplace.planner.plan import Plan, Stage
 from autoplace.planner.search import make_plan
 from autoplace.workload import Workload
 
+# Ops that a stage consists of beside the one it is named after.
+_AS = {"first_update": "update", "bookkeeping": "gae"}
 _AS_CALIBRATED = 0.15  # log-ratio within which a stage takes what the model says
 
 
@@ -120,7 +122,7 @@ class ObservedModel(CostModel):
         return {task: self._scaled(task, cost) for task, cost in costs.items()}
 
     def _scaled(self, task: Task, cost: Cost) -> Cost:
-        op = "update" if task.op == "first_update" else task.op
+        op = _AS.get(task.op, task.op)
         factor = self._factors.get((op, task.device))
         if factor is None:
             factor = self._implied_factor(task) if self._observed.is_machine_wide else 1.0

@@ -21,12 +21,12 @@ from autoplace.measurement import Calibration
 from autoplace.planner.memory import estimate_bytes
 from autoplace.planner.observed import Replan
 from autoplace.planner.plan import Plan
+from autoplace.ppo.draws import Draws
 from autoplace.ppo.network import ActorCritic
 from autoplace.results import RunResult
 from autoplace.store import RunDir
 from autoplace.train.callbacks import Callback
 from autoplace.train.checkpoint import Checkpoint
-from autoplace.train.draws import Draws
 from autoplace.train.engine_log import EngineLog
 from autoplace.train.interrupt import StopRequest, StopRequested, stop_on_signals
 from autoplace.train.run import Run
@@ -206,6 +206,8 @@ class Loop:
         self.run.start(plan, setup, scheme.learner)
         scheme.start()
         self._scheme, self._draws, self._hyperparameters = scheme, setup.draws, hyper
+        self._episodes, self._timer = setup.episodes, setup.timer
+        self._books_s = setup.draws.spent_s + setup.episodes.spent_s  # accounted for so far
         self._iteration = progress.iteration
         self._start_s: float | None = None  # of the iteration in progress, where work goes on
         self._layout_s = now() - begun_s
@@ -260,12 +262,20 @@ class Loop:
                 iteration=iteration + 1,
             )
             scheme.publish()
+        self._keep_books()
         end_s = now()
         self._iteration += 1
         # Whoever overlaps goes on working while callbacks run.
         self._start_s = end_s if scheme.overlaps else None
         if completed is not None:
             self.run.end_iteration(completed, end_s - start_s)
+
+    def _keep_books(self) -> None:
+        """Account for what was drawn and counted: to the learner's lane, where that is here."""
+        spent_s = self._draws.spent_s + self._episodes.spent_s
+        if self._scheme.learner.is_in_place:
+            self._timer.add("gae", "learner", spent_s - self._books_s)
+        self._books_s = spent_s
 
     def drain(self) -> None:
         """Complete what is in flight."""

@@ -97,8 +97,6 @@ class VectorSteps:
                     self._recorder.record(t - 1, envs.step_wait(number), first)
                     if t == steps and number == last:
                         self.finals = self._recorder.take_finals(self._observation_size)
-                        if self._episodes is not None:
-                            self._episodes.add_rollout(self._outcomes, self.valid_index)
                     stepped_s = now()
                     spent.env_s += stepped_s - then_s
                     then_s = stepped_s
@@ -112,6 +110,8 @@ class VectorSteps:
                     spent.act_s += acted_s - then_s
                     then_s = acted_s
                     envs.step_async(actions, number)
+        if self._episodes is not None:  # which keeps its own time
+            self._episodes.add_rollout(self._outcomes, self.valid_index)
         return spent
 
     @property

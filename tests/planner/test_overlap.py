@@ -280,8 +280,9 @@ def test_each_process_steps_its_share() -> None:
     assert (step.num_envs, step.workers, count) == (2, 0, 100)
     ((policy, count),) = works["policy_step", "sampler"].parts
     assert (policy.rows, count) == (2, 100)
-    ((gae, _),) = works["gae", "learner"].parts
+    (gae, _), (books, count) = works["gae", "learner"].parts
     assert gae.shape == (100, 8)
+    assert (books.op, books.shape, count) == ("bookkeeping", (100, 8, 2, 3), 1)
 
 
 def test_a_lag_keeps_rollouts_weights_and_processes_in_memory() -> None:

@@ -10,12 +10,12 @@ from autoplace.envs import inspect_env, make_vector_env, spawn_seeds
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.ppo.batch import Batch, make_batch
+from autoplace.ppo.draws import Draws
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.policy_step import PolicyStep
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
 from autoplace.ppo.update import Updater
-from autoplace.train.draws import Draws
 from autoplace.train.loop import learning_rate
 
 

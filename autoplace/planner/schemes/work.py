@@ -64,12 +64,19 @@ policy_step = per_step("policy_step")
 
 @reads("num_envs", "learn_device", "learn_threads", "engine")
 def gae(workload: Workload, placement: Placement) -> Work:
-    """A rollout made ready to learn from."""
+    """A rollout made ready to learn from, and what is drawn and counted once per iteration."""
+    hyper = workload.hyperparameters
+    books = Task(
+        op="bookkeeping",
+        shape=(
+            hyper.rollout_steps, placement.num_envs, workload.network.action_size, hyper.epochs
+        ),
+    )  # fmt: skip
     task = Task(
         op="gae",
         device=placement.learn_device,
         threads=placement.learn_threads,
-        shape=(workload.hyperparameters.rollout_steps, placement.num_envs),
+        shape=(hyper.rollout_steps, placement.num_envs),
         network=workload.network,
         engine=passes_engine(
             placement.engine, placement.learn_device, is_plain=workload.network.is_plain
@@ -77,7 +84,7 @@ def gae(workload: Workload, placement: Placement) -> Work:
         standardized=workload.standardizes_observations,
         scaled_rewards=workload.scales_rewards,
     )
-    return Work(name="gae", lane="learner", calls=1, parts=((task, 1),))
+    return Work(name="gae", lane="learner", calls=1, parts=((task, 1), (books, 1)))
 
 
 @reads(
@@ -92,8 +99,9 @@ def gae(workload: Workload, placement: Placement) -> Work:
 def update(workload: Workload, placement: Placement) -> Work:
     """Every epoch runs the real sizes: ceil(rows / minibatch) steps, the last one smaller.
 
-    The first step of all meets cold caches, and comes with what is done once. A gradient step that accumulates over k backward passes counts as k steps on its parts, which
-    it is but for k - 1 passes of the optimiser.
+    The first step of all meets cold caches, and comes with what is done once. A gradient step that
+    accumulates over k backward passes counts as k steps on its parts, which it is but for k - 1
+    passes of the optimiser.
     """
     hyper = workload.hyperparameters
     whole = minibatch_sizes(hyper.rollout_steps * placement.num_envs, placement.minibatch_rows)

@@ -77,11 +77,11 @@ class AsyncScheme:
         rollout, parts = self._rollouts[iteration % len(self._rollouts)], self._pool.take(iteration)
         start_s = now()
         merge(parts, rollout)
+        self._timer.add("handoff", "learner", now() - start_s)
         valid = rollout.valid_index
         self._setup.episodes.add_rollout(
             rollout.outcomes.numpy(), None if valid is None else valid.numpy()
         )
-        self._timer.add("handoff", "learner", now() - start_s)
         self._versions = tuple(part.version for part in parts)
         for verdict in (verdict for part in parts for verdict in part.verdicts):
             self._setup.engines.hear(verdict)

@@ -14,10 +14,10 @@ from autoplace.envs.description import EnvDescription
 from autoplace.envs.episodes import EpisodeTracker
 from autoplace.envs.workers import DEADLINE_S
 from autoplace.planner.plan import Placement
+from autoplace.ppo.draws import Draws
 from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.rollout import Rollout, shared_memory
 from autoplace.ppo.update import UpdateStats
-from autoplace.train.draws import Draws
 from autoplace.train.engine_log import EngineLog
 from autoplace.train.interrupt import StopRequest
 from autoplace.train.learner import Learned, Learner

@@ -3,7 +3,7 @@
 import torch
 
 from autoplace.envs import describe
-from autoplace.train.draws import Draws
+from autoplace.ppo.draws import Draws
 
 
 def draws_of(seed, **options):
