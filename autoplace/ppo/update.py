@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autoplace import device as devices
-from autoplace.device_names import is_accelerator
+from autoplace.device_names import CPU, is_accelerator
 from autoplace.engines import FP32
 from autoplace.errors import RunError
 from autoplace.ppo.adam import Adam, make_adam
@@ -334,7 +334,11 @@ def restrict(permutations: Tensor, num_rows: int) -> Tensor:
 
     They are as random as the longer ones, and draws need not know how many rows there will be.
     """
-    return permutations[permutations < num_rows].view(*permutations.shape[:-1], num_rows)
+    shape = (*permutations.shape[:-1], num_rows)
+    if permutations.device.type == CPU:  # numpy takes a tenth of the time here
+        orders = permutations.numpy()
+        return torch.from_numpy(orders[orders < num_rows].reshape(shape))
+    return permutations[permutations < num_rows].view(shape)
 
 
 def _parts(tensors: Sequence[Tensor], count: int) -> Iterator[tuple[Tensor, ...]]:
