@@ -293,7 +293,7 @@ def _policy_step(task: Task) -> Probe:
     observations = _observations(spec, task.rows)
     if on == device.CPU:
         steps = [step_over(step, torch.from_numpy(observations), noise, rollout)]
-        actions = [list(rollout.actions.numpy())]
+        actions: list[list[np.ndarray]] = [list(rollout.actions.numpy())]
 
         def act(t: int, group: int) -> np.ndarray:  # as the trainer's sampler calls it
             steps[group](t)

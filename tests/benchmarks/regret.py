@@ -14,6 +14,9 @@ and over all:
   which a plan takes placements to be equally fast, and prefers the smaller minibatch;
 - *plan alone*: regret of what the plan chose before any race;
 - *error*: measured over predicted time of an iteration, of the choice and of all with a prediction;
+- *pace*: how many times their calibrated times steps of the trainer take right before and after a
+  workload's turns (geometric mean), and the error at that pace: what the model has wrong, apart
+  from a machine that is no longer as fast as it was;
 - *against a rule*: the choice's score over the rule's, paired turn by turn, with a 95 % interval.
 
 Plans with the stored calibration; what it lacks of a workload is timed first, as ever. With the
@@ -40,8 +43,12 @@ import numpy as np
 import torch
 from scipy import stats
 
+from autoplace import device as devices
 from autoplace.envs import describe
 from autoplace.kept_model import cost_model_of
+from autoplace.measure.probes import build_probe
+from autoplace.measure.timing import Series, run_probe
+from autoplace.measurement import Calibration, Measurement
 from autoplace.planner.explain import describe_placement
 from autoplace.planner.plan import Candidate, Plan
 from autoplace.planner.ranking import SAME_SPEED_FRACTION
@@ -54,6 +61,7 @@ HERE = Path(__file__).parent
 _SLOW = f"{HERE / 'slow_env.py'}:make_env"
 _IMAGES = f"{HERE.parent / 'envs' / 'catch.py'}:Catch"
 _MOST = 8  # candidates that run together
+_PACED, _PACED_S = 16, 2e-3  # steps of the trainer that are timed again, and how long they take
 
 # name: (environment, its arguments, width, environments, rollout steps, epochs). Iterations of up
 # to about a second, so that each is run many times; widths 32 to 1024, 1 to 64 environments.
@@ -97,6 +105,33 @@ def workload_of(name: str) -> Workload:
         rollout_steps=steps,
         epochs=epochs,
     )
+
+
+def timed_again(calibration: Calibration) -> list[Measurement]:
+    """Steps of the trainer on one and on all CPUs, short ones, by which the pace is judged."""
+    found = [
+        m
+        for m in calibration.measurements
+        if m.task.op in ("policy_step", "update")
+        and (m.task.device, m.task.beside) == ("cpu", 0)
+        and m.task.network is not None
+        and m.task.network.is_plain
+        and m.median_s < _PACED_S
+    ]
+    return found[:: max(1, len(found) // _PACED)]
+
+
+def pace(steps: Sequence[Measurement]) -> float:
+    """How many times their calibrated times they take now."""
+    logs = []
+    for step in steps:
+        probe, series = build_probe(step.task), Series(tasks=(step.task,))
+        with devices.torch_threads(step.task.threads, step.task.engine):
+            run_probe(probe, series, time_limit_s=0.0)
+        probe.close()
+        (again,) = series.measurements()
+        logs.append(math.log(again.median_s / step.median_s))
+    return math.exp(statistics.mean(logs))
 
 
 def single_changes(plan: Plan) -> Iterator[tuple[str, Candidate]]:
@@ -147,7 +182,10 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     named = [(plan.scheme, plan.chosen), (f"{planned.scheme}, not raced", planned.chosen)]
     named += [*best_of_schemes(plan), *rules, *single_changes(plan)]
     candidates = without_repeats(named)[:_MOST]
+    steps = timed_again(calibration)
+    before = pace(steps)
     result = race(plan, candidates, seconds=seconds)
+    now = math.sqrt(before * pace(steps))
     by_placement = {(e.candidate.scheme, e.candidate.placement): e for e in result.entrants}
     alone = by_placement[planned.scheme, planned.placement]
     unraced = RaceResult(
@@ -166,6 +204,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         "tied": result.regret_fraction <= result.noise_fraction,
         "errors": {e.name: error(e) for e in result.entrants if e.candidate.iteration_s},
         "chosen_error": error(result.chosen),
+        "pace": now,
         "against": {
             rule: paired_ratio(result.chosen, by_placement[c.scheme, c.placement])
             for rule, c in rules
@@ -201,6 +240,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     unraced = [row["unraced_regret_fraction"] for row in rows]
     chosen_errors = [abs(row["chosen_error"]) for row in rows]
     all_errors = [abs(value) for row in rows for value in row["errors"].values()]
+    at_pace = [abs((1 + row["chosen_error"]) / row["pace"] - 1) for row in rows]
+    paces = [row["pace"] for row in rows]
     lines = [
         f"{len(rows)} workloads on {describe_machine()}",
         f"regret: mean {100 * statistics.mean(regrets):.1f} %, 95th percentile "
@@ -216,6 +257,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"95th percentile {100 * percentile(chosen_errors, 0.95):.1f} %; of all {len(all_errors)} "
         f"candidates: median {100 * statistics.median(all_errors):.1f} %, 95th percentile "
         f"{100 * percentile(all_errors, 0.95):.1f} %",
+        f"pace: {min(paces):.2f} to {max(paces):.2f} times the calibrated times, median "
+        f"{statistics.median(paces):.2f}; error of the choice's iteration at that pace: median "
+        f"{100 * statistics.median(at_pace):.1f} %, 95th percentile "
+        f"{100 * percentile(at_pace, 0.95):.1f} %",
     ]
     for rule in rows[0]["against"]:
         pairs = [row["against"][rule] for row in rows if rule in row["against"]]
@@ -259,7 +304,7 @@ def line(row: dict[str, Any]) -> str:
         f"plan alone {100 * row['unraced_regret_fraction']:>4.1f} %  "
         f"noise {100 * row['noise_fraction']:>4.1f} %  "
         f"{'tied' if row['tied'] else 'as fast' if is_as_fast(row) else 'lost'}  "
-        f"error {100 * row['chosen_error']:>+6.1f} %\n"
+        f"error {100 * row['chosen_error']:>+6.1f} %  pace {row['pace']:.2f}\n"
         f"    chosen {row['chosen']}\n    best   {row['best']}\n    against {against}"
     )
 
