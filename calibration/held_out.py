@@ -31,7 +31,15 @@ from autoplace.workload import NetworkSpec
 LARGEST_PRODUCT = 3e8  # rows x parameters, so that no single call takes long
 LEAST_SAMPLES = 5  # of a task in each pass
 # How often each op is drawn.
-SHARES = {"matmul": 25, "elementwise": 5, "policy_step": 30, "update": 33, "gae": 7}
+SHARES = {
+    "matmul": 25,
+    "elementwise": 5,
+    "policy_step": 30,
+    "update": 29,
+    "first_update": 3,
+    "gae": 7,
+    "bookkeeping": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,8 @@ def _draw(rng: random.Random, calibration: Calibration) -> Task:
         return Task(op=op, device=on, threads=threads, shape=shape)
     if op == "elementwise":
         return Task(op=op, device=on, threads=threads, shape=(size(1 << 12, 1 << 22),))
+    if op == "bookkeeping":
+        return Task(op=op, shape=(size(32, 512), size(1, 32), rng.randint(2, 17), size(1, 10)))
     engines = {m.task.engine for m in calibration.measurements if m.task.network is not None}
     engine = rng.choice(sorted(engines)) if on == device.CPU else EAGER
     network = NetworkSpec(
@@ -119,7 +129,7 @@ def _draw(rng: random.Random, calibration: Calibration) -> Task:
     if op == "gae":
         shape = size(32, 512), size(4, 64)
         return Task(op=op, device=on, threads=threads, network=network, shape=shape, engine=engine)
-    rows = size(32, 4096) if op == "update" else size(1, 256)
+    rows = size(1, 256) if op == "policy_step" else size(32, 4096)
     return Task(op=op, device=on, threads=threads, network=network, rows=rows, engine=engine)
 
 

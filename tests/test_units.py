@@ -23,6 +23,8 @@ from autoplace.units import (
         (format_seconds(0.0413), "41.3 ms"),
         (format_seconds(4.5e-6), "4.50 µs"),
         (format_seconds(3e-9), "3.00 ns"),
+        (format_seconds(0.00099951), "1.00 ms"),
+        (format_seconds(0.00099949), "999 µs"),
         (format_seconds(0), "0 s"),
         (format_bytes(512), "512 B"),
         (format_bytes(23.5 * 2**30), "23.5 GiB"),

@@ -62,6 +62,7 @@ _MEMORY_SHARE = 0.25
 # launching an operation, and on their difference.
 _TARGET_ERROR = 0.01
 _BASIC_TARGET_ERROR = 0.003
+_ONCE_TARGET_ERROR = 0.03  # of what is a small part of an iteration, and takes long to repeat
 _DOUBTFUL_ERROR = 0.05
 # Which of the cores a process beyond them shares is left to chance.
 _CROWD_TARGET_ERROR = 0.1
@@ -540,6 +541,8 @@ def _target_error(task: Task) -> float:
         return _CROWD_TARGET_ERROR
     if task.op == "hand_over" and task.beside:
         return _CROWDED_MESSAGE_TARGET_ERROR
+    if task.op in ("first_update", "bookkeeping"):
+        return _ONCE_TARGET_ERROR
     return _BASIC_TARGET_ERROR if task.op in ("dispatch", "launch") else _TARGET_ERROR
 
 

@@ -34,15 +34,21 @@ _MOST_OTHERS = 8
 _OTHERS_S = 0.5
 
 
-def measure_env_start(env: EnvSpec) -> list[Measurement]:
+def measure_env_start(
+    env: EnvSpec, description: EnvDescription | None = None
+) -> list[Measurement]:
     """Start one such process; nothing where none can be started.
+
+    Args:
+        env: that it makes.
+        description: of ``env``, where it has been made before.
 
     Raises:
         EnvError: the environment cannot be made.
     """
     if not clock.spawns_processes():
         return []
-    description = inspect_env(env)
+    description = description or inspect_env(env)
     try:
         job = packed(description)
     except NotPicklableError:  # it cannot be stepped by other processes either

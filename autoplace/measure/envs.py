@@ -29,6 +29,7 @@ _ACTION_ROWS = 64  # actions drawn beforehand and cycled through
 # Seconds for each measurement; a sample is long enough to hold several episodes of a fast env.
 _TIME_LIMIT_S = 0.6
 _SAMPLE_S = 0.02
+_SLOW_TO_MAKE_S = 0.5
 # Where processes step, what they meet in a run counts: they have been asleep while the other side
 # learned, and between two steps a policy acts. Seconds of both.
 _LEARNING_S = 0.01
@@ -44,6 +45,7 @@ def env_tasks(
     num_workers: Sequence[int] = (),
     *,
     backend: str | None = None,
+    description: EnvDescription | None = None,
 ) -> list[Task]:
     """One task per backend that can run ``env``, number of environments and number of workers.
 
@@ -53,8 +55,9 @@ def env_tasks(
         num_workers: for backends with workers, see :func:`worker_counts`; none is timed with
             more workers than environments.
         backend: only this one; one with dynamics of its own is timed where it is named only.
+        description: of ``env``, where it has been made before.
     """
-    description = inspect_env(env)
+    description = description or inspect_env(env)
     tasks = []
     for entry in BACKENDS:
         wanted = entry.name == backend if backend is not None else not entry.has_own_dynamics
@@ -93,15 +96,16 @@ def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -
     actions over and results back: there they cannot gain. The start of a process that makes such
     environments is timed too, with what they hold in memory.
     """
-    tasks = env_tasks(env, (*nums_envs, *part_sizes(max(nums_envs), usable_cpus)))
-    measurements = measure_env(env, tasks)
+    known = inspect_env(env)
+    numbers = (*nums_envs, *part_sizes(max(nums_envs), usable_cpus))
+    measurements = measure_env(env, env_tasks(env, numbers, description=known), known)
     slowest_s = max(
         min(m.median_s for m in measurements if m.task.num_envs == number) for number in nums_envs
     )
     if usable_cpus > 1 and slowest_s > _WORKERS_MAY_PAY_S:
-        tasks = env_tasks(env, nums_envs, worker_counts(usable_cpus))
-        measurements += measure_env(env, [task for task in tasks if task.workers])
-    return measurements + measure_env_start(env)
+        tasks = env_tasks(env, nums_envs, worker_counts(usable_cpus), description=known)
+        measurements += measure_env(env, [task for task in tasks if task.workers], known)
+    return measurements + measure_env_start(env, known)
 
 
 def measure_backend(
@@ -112,33 +116,52 @@ def measure_backend(
     Raises:
         UsageError: there is no such backend, or it cannot run the environment.
     """
-    usable_backend(backend, inspect_env(env))
+    known = inspect_env(env)
+    usable_backend(backend, known)
     workers = worker_counts(usable_cpus)
-    return measure_env(env, env_tasks(env, nums_envs, workers, backend=backend))
+    tasks = env_tasks(env, nums_envs, workers, backend=backend, description=known)
+    return measure_env(env, tasks, known)
 
 
-def measure_env(env: EnvSpec, tasks: Sequence[Task]) -> list[Measurement]:
+def measure_env(
+    env: EnvSpec, tasks: Sequence[Task], description: EnvDescription | None = None
+) -> list[Measurement]:
     """Time vector steps of ``env`` under random actions.
 
-    As in the trainer, resets and the recording of rewards and flags are part of a step.
+    As in the trainer, resets and the recording of rewards and flags are part of a step. Tasks are
+    visited twice, the second time in reverse order, so that a machine whose speed changes meanwhile
+    changes it for all alike; environments that are slow to make are made and visited once.
+
+    Args:
+        env: which environment.
+        tasks: from :func:`env_tasks`.
+        description: of ``env``, where it has been made before.
 
     Raises:
         EnvError: it cannot be made, or misbehaves.
     """
-    description = inspect_env(env)
-    measurements = []
-    for task in tasks:
-        series, rows = Series(tasks=(task,)), _Rows()
-        probe = _env_step(task, description, rows)
-        try:
-            run_probe(probe, series, time_limit_s=_TIME_LIMIT_S, min_samples=5)
-        finally:
-            probe.close()
-        measurements += [
-            dataclasses.replace(m, valid_fraction=1 - rows.resets / rows.total)
-            for m in series.measurements()
-        ]
-    return measurements
+    description = description or inspect_env(env)
+    timed = [(Series(tasks=(task,)), _Rows()) for task in tasks]
+    slow = set[Task]()
+    for visited in (timed, timed[::-1]):
+        for series, rows in visited:
+            (task,) = series.tasks
+            if task in slow:
+                continue
+            start_s = device.now()
+            probe = _env_step(task, description, rows)
+            if device.now() - start_s > _SLOW_TO_MAKE_S:
+                slow.add(task)
+            share = 1 if task in slow else 2
+            try:
+                run_probe(probe, series, time_limit_s=_TIME_LIMIT_S / share, min_samples=5)
+            finally:
+                probe.close()
+    return [
+        dataclasses.replace(m, valid_fraction=1 - rows.resets / rows.total)
+        for series, rows in timed
+        for m in series.measurements()
+    ]
 
 
 @dataclass(slots=True)

@@ -58,8 +58,8 @@ def _spec(observation: int, hidden: tuple[int, ...], action: int, continuous: bo
 # (network, rows of a policy step, rows of a minibatch). Each row of the table varies several sizes
 # at once, so that few timings span the space.
 STEPS: tuple[tuple[NetworkSpec, tuple[int, ...], tuple[int, ...]], ...] = (
-    (_spec(4, (64, 64), 2, False), (8, 64), (64, 256, 1024)),
-    (_spec(17, (64, 64), 6, True), (8, 1, 32), (64, 512, 256)),
+    (_spec(4, (64, 64), 2, False), (8, 64), (64, 256, 1024, 128)),
+    (_spec(17, (64, 64), 6, True), (8, 1, 32), (64, 512, 256, 128)),
     (_spec(17, (256, 256), 6, True), (8, 64), (64, 512, 4096)),
     (_spec(64, (128, 128), 8, False), (16, 256), (128, 1024)),
     (_spec(128, (512, 512), 16, True), (8, 128), (64, 1024)),

@@ -93,8 +93,8 @@ class Stage:
         total_s: predicted seconds of all calls together.
         low_s: lower end of its 90 % interval.
         high_s: upper end of its 90 % interval.
-        source: that of its least certain task (see :class:`autoplace.cost_model.Cost`), or
-            ``derived`` for a wait.
+        source: that of the least certain task that is at least a fifth of it (see
+            :class:`autoplace.cost_model.Cost`), or ``derived`` for a wait.
     """
 
     name: str

@@ -52,6 +52,9 @@ SAME_ITERATION_FRACTION = 0.02
 # logarithms of measured over predicted time differed between schemes by 0.04 to 0.08 (from the
 # median absolute deviation).
 SCHEME_ERROR = 0.05
+# Share of a stage from which on a task has a say in where its time is said to come from.
+_GOOD_PART = 0.2
+_SOURCES = ("measured", "given", "interpolated", "modelled", "extrapolated")  # the surest first
 
 
 def make_plan(
@@ -380,7 +383,7 @@ class Search:
                 work = by_key[key]
                 low_s, high_s = self._interval_s([work], float(space.seconds[key][row]), total_s)
                 calls = work.calls
-                source = _least_certain(self._costs[task].source for task, _ in work.parts)
+                source = self._source(work)
             elif total_s <= 0:
                 continue
             yield Stage(
@@ -393,6 +396,13 @@ class Search:
                 high_s=high_s,
                 source=source,
             )
+
+    def _source(self, work: Work) -> str:
+        """The least certain source of the tasks that are a good part of the stage."""
+        seconds = {task: times * self._costs[task].seconds for task, times in work.parts}
+        least_s = _GOOD_PART * sum(seconds.values())
+        sources = {self._costs[task].source for task, s in seconds.items() if s >= least_s}
+        return max(sources, key=_SOURCES.index)
 
 
 class _Candidates(Sequence[Candidate]):
@@ -446,8 +456,3 @@ def _choice(costed: Costed) -> Choice:
 
 def _family(task: Task) -> str | None:
     return None if task.network is None else task.network.family
-
-
-def _least_certain(sources: Iterator[str]) -> str:
-    order = ("measured", "given", "interpolated", "modelled", "extrapolated")
-    return max(sources, key=order.index)
