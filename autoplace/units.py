@@ -9,7 +9,8 @@ def format_seconds(seconds: float) -> str:
     """Three significant digits with the unit that fits: ``41.3 ms``."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= 0.9995 * scale:  # what rounds to 1,000 of a unit is 1 of the next
-            return f"{significant(seconds / scale)} {unit}"
+            shown = math.copysign(max(abs(seconds / scale), 1.0), seconds)
+            return f"{significant(shown)} {unit}"
     return f"{significant(seconds / 1e-9)} ns" if seconds else "0 s"
 
 

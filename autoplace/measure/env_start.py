@@ -34,9 +34,7 @@ _MOST_OTHERS = 8
 _OTHERS_S = 0.5
 
 
-def measure_env_start(
-    env: EnvSpec, description: EnvDescription | None = None
-) -> list[Measurement]:
+def measure_env_start(env: EnvSpec, description: EnvDescription | None = None) -> list[Measurement]:
     """Start one such process; nothing where none can be started.
 
     Args:
