@@ -26,6 +26,7 @@ _SIZES = np.array(
     dtype=float,
 )
 _QUANTILES = np.linspace(0.04, 0.96, 24)
+_NEAR = 4  # timed sizes on either side of the best of these that a start is looked for between
 # Regimes that miss not even so much less than one alone are taken for chance.
 _WORTH_A_REGIME = 0.95
 
@@ -68,8 +69,10 @@ def fit_regimes(timed: Sequence[Measurement]) -> Regimes | None:
                     found = (*exponents.tolist(), float(start))
         if found is None:
             break
-        starts.append(found)
-        above = grown
+        *exponents, start = found
+        sizes = np.prod(shapes ** np.array(exponents), axis=1)
+        start, best, above = _sharpened(terms, seconds, sizes, above, (start, best, grown))
+        starts.append((*exponents, start))
     below_rates = _fit(terms, seconds, _ROUNDS, ~above)[0].tolist()
     above_rates = below_rates
     if starts:
@@ -80,6 +83,37 @@ def fit_regimes(timed: Sequence[Measurement]) -> Regimes | None:
         rates, _ = _fit(numbers, np.array([m.median_s for m in single]), _ROUNDS)
         line = [*rates.tolist(), *[0.0] * (terms.shape[1] - len(rates))]
     return Regimes(tuple(line), tuple(starts), tuple(below_rates), tuple(above_rates))
+
+
+def _sharpened(
+    terms: Array,
+    seconds: Array,
+    sizes: Array,
+    before: NDArray[np.bool_],
+    found: tuple[float, float, NDArray[np.bool_]],
+) -> tuple[float, float, NDArray[np.bool_]]:
+    """The start near the one ``found`` that misses least: the middle of two timed sizes.
+
+    Args:
+        terms: of all products.
+        seconds: likewise.
+        sizes: likewise, of what a regime begins at.
+        before: which are beyond an earlier start.
+        found: start, what it misses, and which products reach it or are beyond an earlier one.
+
+    Returns:
+        The same of the start that misses least.
+    """
+    free = np.unique(sizes[~before])
+    at = int(np.searchsorted(free, found[0]))
+    splits = range(max(1, at - _NEAR), min(len(free), at + _NEAR + 1))
+    better = []
+    for start in (float(np.sqrt(free[i - 1] * free[i])) for i in splits):
+        reached = before | (sizes >= start)
+        if min(reached.sum(), (~reached).sum()) >= _LEAST_ROWS:
+            cost = sum(_fit(terms, seconds, _SEARCH_ROUNDS, own)[1] for own in (reached, ~reached))
+            better.append((start, cost, reached))
+    return min(better, key=lambda entry: entry[1], default=found)
 
 
 def _fit(

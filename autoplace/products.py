@@ -13,6 +13,7 @@ streams the matrix.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _VECTOR = 16  # numbers of the longest vector
@@ -58,8 +59,14 @@ class Regimes:
     def _rates(self, m: float, k: float, n: float) -> tuple[float, ...]:
         if m == 1 and self.single:
             return self.single
-        reached = any(m**a * k**b * n**c >= start for a, b, c, start in self.starts)
+        reached = any(reaches((m, k, n), start) for start in self.starts)
         return self.above if reached else self.below
+
+
+def reaches(shape: Sequence[float], start: Sequence[float]) -> bool:
+    """Whether a product (m, k, n) is of a size, given as exponents of the three and the size."""
+    (m, k, n), (a, b, c, size) = shape, start
+    return bool(m**a * k**b * n**c >= size)
 
 
 def terms_of(m: float, k: float, n: float) -> tuple[float, ...]:

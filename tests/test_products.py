@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from autoplace.fit_products import fit_regimes, misses
+from autoplace.measure.active import between_regimes
 from autoplace.measurement import Measurement, Task
+from autoplace.physics import Primitives
 from autoplace.products import Regimes
 
 Shape = tuple[int, int, int]
@@ -54,6 +59,37 @@ def test_a_library_that_packs_large_products_is_told_at_sizes_that_were_not_time
     assert np.quantile(errors, 0.9) < 0.2
     alone = Regimes(regimes.single, (), regimes.above, regimes.above)
     assert misses(regimes, unseen) < 0.3 * misses(alone, unseen)
+
+
+def test_a_change_of_algorithm_is_put_halfway_between_the_sizes_that_it_lies_between() -> None:
+    rows = timed(120, seed=0)
+    regimes = fit_regimes(rows)
+    assert regimes is not None
+    (*exponents, start), *_ = regimes.starts
+    assert exponents == [1, 1, 1]
+    sizes = sorted(math.prod(m.task.shape) for m in rows if m.task.shape[0] > 1)
+    below = max(size for size in sizes if size < 2**17)
+    above = min(size for size in sizes if size >= 2**17)
+    assert start == pytest.approx(math.sqrt(below * above))
+
+
+def test_the_gap_in_which_an_algorithm_changes_is_halved_until_it_is_small() -> None:
+    rows = {m.task: m for m in timed(80, seed=3)}
+    gaps = []
+    for _ in range(24):
+        regimes = fit_regimes(list(rows.values()))
+        assert regimes is not None
+        primitives = Primitives(devices=("cpu",), regimes={("cpu", 1): regimes})
+        more = between_regimes(SimpleNamespace(primitives=primitives), rows)  # type: ignore[arg-type]
+        if not more:
+            break
+        rows |= {t: Measurement(task=t, times_s=(library_s(*t.shape),)) for t in more}
+        sizes = [math.prod(task.shape) for task in rows]
+        gaps.append(min(s for s in sizes if s >= 2**17) / max(s for s in sizes if s < 2**17))
+    assert not more
+    assert gaps[-1] < 1.06 < gaps[0]
+    (*_, start), *_ = regimes.starts
+    assert start == pytest.approx(2**17, rel=0.06)
 
 
 def test_columns_that_fill_no_whole_vector_take_passes_of_their_own() -> None:

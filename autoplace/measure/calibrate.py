@@ -21,7 +21,7 @@ from autoplace.cost_model import fit_cost_model
 from autoplace.engines import EAGER, NUMPY
 from autoplace.errors import CalibrationError, DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
-from autoplace.measure.active import least_sure
+from autoplace.measure.active import between_regimes, least_sure
 from autoplace.measure.doubts import describe_doubts, examine_products
 from autoplace.measure.grid import calibration_tasks, candidate_tasks
 from autoplace.measure.load import Load, LoadError
@@ -327,13 +327,17 @@ class _Session:
             try:
                 timed = tuple(self.measurements())
                 model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
-                chosen = least_sure(model, pending, _PICKED)
+                chosen = [
+                    *between_regimes(model, self._series.keys()),
+                    *least_sure(model, pending, _PICKED),
+                ]
             except CalibrationError:  # the budget did not even reach the basic timings
                 return
             if not chosen:
                 return
             for index, task in enumerate(_by_pool(chosen)):
-                pending.remove(task)
+                if task in pending:
+                    pending.remove(task)
                 visited += 1
                 share_s = (deadline_s - device.now()) / (len(chosen) - index)
                 if share_s <= 0:
