@@ -56,6 +56,15 @@ class Regimes:
         _, _, by_weights, by_inputs, by_outputs, *_ = self._rates(m, k, n)
         return by_weights * k * n, by_inputs * m * k, by_outputs * m * n
 
+    def contrast(self, m: float, k: float, n: float) -> float:
+        """How many times as long such a product takes by the slower algorithm."""
+        terms = terms_of(m, k, n)
+        faster_s, slower_s = sorted(
+            sum(rate * term for rate, term in zip(rates, terms, strict=True))
+            for rates in (self.below, self.above)
+        )
+        return slower_s / faster_s
+
     def _rates(self, m: float, k: float, n: float) -> tuple[float, ...]:
         if m == 1 and self.single:
             return self.single

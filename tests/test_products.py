@@ -87,9 +87,9 @@ def test_the_gap_in_which_an_algorithm_changes_is_halved_until_it_is_small() -> 
         sizes = [math.prod(task.shape) for task in rows]
         gaps.append(min(s for s in sizes if s >= 2**17) / max(s for s in sizes if s < 2**17))
     assert not more
-    assert gaps[-1] < 1.06 < gaps[0]
+    assert gaps[-1] < 1.1 < gaps[0]
     (*_, start), *_ = regimes.starts
-    assert start == pytest.approx(2**17, rel=0.06)
+    assert start == pytest.approx(2**17, rel=0.1)
 
 
 def test_columns_that_fill_no_whole_vector_take_passes_of_their_own() -> None:

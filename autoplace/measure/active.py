@@ -32,6 +32,9 @@ _TIMING_ERROR = 0.02
 # of that so many are timed within such a factor: by one alone the model might be mistaken.
 _CLOSE = 1.05
 _AROUND, _AROUND_FACTOR = 4, 1.5
+# Only products count there that take so many times as long by one algorithm as by the other; sizes
+# that the change is none of are so large.
+_CONTRAST, _FREE = 1.2, 128
 
 
 def least_sure(model: CostModel, candidates: Sequence[Task], count: int) -> list[Task]:
@@ -78,13 +81,14 @@ def _near_starts(regimes: Regimes, products: Sequence[Task]) -> Iterator[Task]:
             task: math.prod(s**e for s, e in zip(task.shape, exponents, strict=True))
             for task in products
             if not any(reaches(task.shape, other) for other in others)
+            and regimes.contrast(*map(float, task.shape)) >= _CONTRAST
         }
         smaller = [task for task, size in sizes.items() if size < start]
         larger = [task for task, size in sizes.items() if size >= start]
         if not smaller or not larger:
             continue
         below, above = max(smaller, key=sizes.__getitem__), min(larger, key=sizes.__getitem__)
-        wanted = []
+        wanted: list[tuple[float, Sequence[int]]] = []
         if sizes[above] >= _CLOSE * sizes[below]:
             shapes = zip(below.shape, above.shape, strict=True)
             middle = [round(math.sqrt(one * other)) for one, other in shapes]
@@ -99,7 +103,7 @@ def _near_starts(regimes: Regimes, products: Sequence[Task]) -> Iterator[Task]:
 
 def _of_size(size: float, shape: Sequence[int], exponents: Sequence[float]) -> tuple[int, ...]:
     """A shape near one that has a size, as closely as whole numbers let it."""
-    adjusted = list(shape)
+    adjusted = [s if e else _FREE for s, e in zip(shape, exponents, strict=True)]
     longest = max((i for i, e in enumerate(exponents) if e), key=adjusted.__getitem__)
     rest = math.prod(
         s**e for i, (s, e) in enumerate(zip(shape, exponents, strict=True)) if i != longest
