@@ -93,14 +93,22 @@ class Contention:
 
 
 def _unevenness(calibration: Calibration) -> list[tuple[float, float]]:
-    """(T, u(T)) of the lengths that were timed, in order."""
+    """(T, u(T)) of the lengths that were timed, in order.
+
+    T goes by the length that as many processes as cores take least of, per unit of work: short ones
+    are through before all of them have begun, or share a core by chance too.
+    """
+    crowds = {m.task: m for m in calibration.measurements if m.task.op == "crowd"}
+    pairs = []
+    for task, measurement in crowds.items():
+        fewer = crowds.get(dataclasses.replace(task, workers=task.workers - 1))
+        if fewer is not None:
+            pairs.append((task, measurement.median_s, fewer.median_s))
+    one_s = min((fewer_s / task.shape[0] for task, _, fewer_s in pairs), default=0.0)
     found = []
-    for measurement in calibration.measurements:
-        task = measurement.task
-        fewer = calibration.by_task.get(dataclasses.replace(task, workers=task.workers - 1))
-        if task.op != "crowd" or fewer is None:
-            continue
+    for task, more_s, _ in pairs:
+        alone_s = task.shape[0] * one_s
         even = task.workers / (task.workers - 1)
-        share = (measurement.median_s / fewer.median_s - even) / (2.0 - even)
-        found.append((fewer.median_s, min(max(share, 0.0), 1.0)))
+        share = (more_s / alone_s - even) / (2.0 - even)
+        found.append((alone_s, min(max(share, 0.0), 1.0)))
     return sorted(found)

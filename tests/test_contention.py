@@ -119,3 +119,10 @@ def test_a_task_beside_others_survives_json() -> None:
     measurement = Measurement(task=task, times_s=(1.0,))
     assert Measurement.from_json(measurement.to_json()) == measurement
     assert "beside" not in Task(op="interpreter").to_json()
+
+
+def test_two_processes_that_share_a_core_by_chance_hide_no_unevenness() -> None:
+    # The short pair took 0.017 s where both cores would have done with 0.01.
+    short, long = ((100, 2, 0.017), (100, 3, 0.019)), ((1000, 2, 0.1), (1000, 3, 0.16))
+    found = crowded(*short, *long).unevenness(np.array([0.01, 0.1]))
+    assert found == pytest.approx([0.8, 0.2])
