@@ -186,7 +186,7 @@ class CostModel:
             return self._by_what_is_like(group)
         if correction is None:
             return {
-                task: _cost(p.total_s([1.0] * len(p.flat)), UNTIMED_ERROR, "extrapolated")
+                task: _cost(p.unscaled_s, UNTIMED_ERROR, "extrapolated")
                 for task, p in zip(group, parts, strict=True)
             }
         log_seconds, errors, outside = correction.predict(group, parts)
@@ -201,8 +201,7 @@ class CostModel:
         for task in group:
             like = dataclasses.replace(task, op=_LIKE[task.op])
             known = self.predict([like])[like]
-            own, other = self._parts(task), self._parts(like)
-            ratio = own.total_s([1.0] * len(own.flat)) / other.total_s([1.0] * len(other.flat))
+            ratio = self._parts(task).unscaled_s / self._parts(like).unscaled_s
             # Of what is more than in the other kind as little is known as of one without timings.
             error = known.standard_error_s / known.seconds + UNTIMED_ERROR * abs(1 - 1 / ratio)
             found[task] = _cost(known.seconds * ratio, error, known.source)

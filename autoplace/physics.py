@@ -280,6 +280,11 @@ class Parts:
         """All parts in order."""
         return (*self.host_s, *self.device_s, *self.tail_s)
 
+    @property
+    def unscaled_s(self) -> float:
+        """Seconds of the parts as they stand."""
+        return self.total_s([1.0] * len(self.flat))
+
     def total_s(self, factors: Iterable[float]) -> float:
         """Seconds with each part scaled by its factor, a nanosecond at least."""
         host, device, tail = self._sums(factors)

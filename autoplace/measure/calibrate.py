@@ -208,8 +208,9 @@ def _calibrate(
         from autoplace.envs import inspect_env  # imports gymnasium, as does the next
         from autoplace.measure.envs import measure_backends
 
-        measurements += measure_backends(env, (1, 8), machine.usable_cpus)
-        workload = inspect_env(env).workload(Hyperparameters())
+        description = inspect_env(env)
+        measurements += measure_backends(env, (1, 8), machine.usable_cpus, description)
+        workload = description.workload(Hyperparameters())
         measurements += measure_own_network(own_network_tasks(workload, names, machine.usable_cpus))
     more, problems = measure_engines(named, envs, names, machine.usable_cpus)
     measurements += more

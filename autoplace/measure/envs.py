@@ -88,7 +88,12 @@ def part_sizes(num_envs: int, usable_cpus: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(num_envs // count for count in counts))
 
 
-def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -> list[Measurement]:
+def measure_backends(
+    env: EnvSpec,
+    nums_envs: Sequence[int],
+    usable_cpus: int,
+    description: EnvDescription | None = None,
+) -> list[Measurement]:
     """Time an environment under every backend that may pay.
 
     In-process backends are timed with the parts too that sampler processes would step. Worker
@@ -96,7 +101,7 @@ def measure_backends(env: EnvSpec, nums_envs: Sequence[int], usable_cpus: int) -
     actions over and results back: there they cannot gain. The start of a process that makes such
     environments is timed too, with what they hold in memory.
     """
-    known = inspect_env(env)
+    known = description or inspect_env(env)
     numbers = (*nums_envs, *part_sizes(max(nums_envs), usable_cpus))
     measurements = measure_env(env, env_tasks(env, numbers, description=known), known)
     slowest_s = max(

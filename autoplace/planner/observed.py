@@ -140,7 +140,7 @@ class ObservedModel(CostModel):
         on_device = self._observed.slowdown.get(task.device, 1.0)
         host = [self._cpu_factor] * len(parts.host_s)
         device = [on_device] * (len(parts.device_s) + len(parts.tail_s))
-        return parts.total_s([*host, *device]) / parts.total_s([1.0] * len(parts.flat))
+        return parts.total_s([*host, *device]) / parts.unscaled_s
 
 
 def _factors(observed: Observed, predicted: Iterable[Stage]) -> Factors:

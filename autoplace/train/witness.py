@@ -104,18 +104,21 @@ def choose_sentinels(calibration: Calibration | None, plan: Plan) -> tuple[Measu
 
 def retime(sentinels: Iterable[Measurement]) -> dict[str, float]:
     """How many times its calibrated time each sentinel takes now, by device."""
-    ratios = {}
-    for sentinel in sentinels:
-        probe = build_probe(sentinel.task)
-        series = Series(tasks=probe.tasks)
-        try:
-            with devices.torch_threads(sentinel.task.threads, sentinel.task.engine):
-                run_probe(probe, series, time_limit_s=_SENTINEL_LIMIT_S)
-        finally:
-            probe.close()
-        (again,) = series.measurements()
-        ratios[sentinel.task.device] = again.median_s / sentinel.median_s
-    return ratios
+    return {sentinel.task.device: slowdown_of(sentinel) for sentinel in sentinels}
+
+
+def slowdown_of(measurement: Measurement, *, time_limit_s: float = _SENTINEL_LIMIT_S) -> float:
+    """How many times its calibrated time a task of a single time takes now."""
+    task = measurement.task
+    probe = build_probe(task)
+    series = Series(tasks=probe.tasks)
+    try:
+        with devices.torch_threads(task.threads, task.engine):
+            run_probe(probe, series, time_limit_s=time_limit_s)
+    finally:
+        probe.close()
+    (again,) = series.measurements()
+    return again.median_s / measurement.median_s
 
 
 def _usable_cpus() -> list[int]:

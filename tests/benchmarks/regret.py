@@ -43,11 +43,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from autoplace import device as devices
 from autoplace.envs import describe
 from autoplace.kept_model import cost_model_of
-from autoplace.measure.probes import build_probe
-from autoplace.measure.timing import Series, run_probe
 from autoplace.measurement import Calibration, Measurement
 from autoplace.planner.explain import describe_placement
 from autoplace.planner.plan import Candidate, Plan
@@ -55,6 +52,7 @@ from autoplace.planner.ranking import SAME_SPEED_FRACTION
 from autoplace.planner.search import make_plan
 from autoplace.prepare import prepare_calibration
 from autoplace.race import Raced, RaceResult, best_of_schemes, fixed_rules, race, without_repeats
+from autoplace.train.witness import slowdown_of
 from autoplace.workload import EnvSpec, Workload
 
 HERE = Path(__file__).parent
@@ -123,15 +121,7 @@ def timed_again(calibration: Calibration) -> list[Measurement]:
 
 def pace(steps: Sequence[Measurement]) -> float:
     """How many times their calibrated times they take now."""
-    logs = []
-    for step in steps:
-        probe, series = build_probe(step.task), Series(tasks=(step.task,))
-        with devices.torch_threads(step.task.threads, step.task.engine):
-            run_probe(probe, series, time_limit_s=0.0)
-        probe.close()
-        (again,) = series.measurements()
-        logs.append(math.log(again.median_s / step.median_s))
-    return math.exp(statistics.mean(logs))
+    return statistics.geometric_mean(slowdown_of(step, time_limit_s=0.0) for step in steps)
 
 
 def single_changes(plan: Plan) -> Iterator[tuple[str, Candidate]]:
