@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from autoplace.correction import FACTOR_ERROR, Z90, Correction
+from autoplace.engines import EAGER
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.model_parameters import ModelParameters, Timed, any_number, kind_of
@@ -42,6 +43,11 @@ Array = NDArray[np.float64]
 # Relative standard error that a step's time within a run has on top, known from timing it alone:
 # there it meets caches, allocators and sleeping threads as the stages before it left them.
 CONTEXT_ERROR = 0.04
+# Share of a vector step that is left of it at least where episodes end more rarely.
+_LEAST_WITHOUT_ENDS = 0.1
+# Relative standard error of what a policy step takes more behind a vector step.
+_COLD_ERROR = 0.2
+_LEAST_S = 1e-9
 # Relative standard error of a size between two timed ones, beyond what bounds it.
 CURVE_ERROR = 0.03
 # Relative standard error of a prediction in whose kind nothing at all was timed, of a time that was
@@ -158,6 +164,8 @@ class CostModel:
             if measured is not None:
                 source = _SOURCES[measured.origin]
                 costs[task] = _cost(measured.median_s, self._errors[task], source)
+            elif task.op == "cold_policy_step":
+                costs[task] = self._cold(task)
             elif task.op == "env_step":
                 costs[task] = self._env_step(task)
             elif (task.op, task.device, task.threads) in self._curves:
@@ -166,6 +174,7 @@ class CostModel:
                 pending[kind_of(task)].append(task)
         for kind, group in pending.items():
             costs.update(self._predict_kind(kind, group))
+        costs = {task: self._as_in_a_run(task, cost) for task, cost in costs.items()}
         visits = self.parameters.visits
         costs = {task: _widened(cost, visits.of(task)) for task, cost in costs.items()}
         if within_run:
@@ -267,6 +276,38 @@ class CostModel:
         if inside and rows[0].origin != "measured":
             source = _SOURCES[rows[0].origin]
         return _cost(predicted, error, source)
+
+    def nearest_env_step(self, task: Task) -> Measurement:
+        """The timing of the same environment, backend and workers that is nearest in number.
+
+        Args:
+            task: an env step, or a cold policy step behind one.
+        """
+        same = dataclasses.replace(any_number(task), op="env_step", engine=EAGER)
+        return min(
+            self._env_steps[same],
+            key=lambda m: abs(math.log(m.task.num_envs / task.num_envs)),
+        )
+
+    def _cold(self, task: Task) -> Cost:
+        """What a policy step takes more behind a vector step, next to nothing where unknown."""
+        known = self.nearest_env_step(task)
+        seconds = dict(known.cold_s).get(task.engine, 0.0)
+        return _cost(max(seconds, _LEAST_S), _COLD_ERROR, _SOURCES[known.origin])
+
+    def _as_in_a_run(self, task: Task, cost: Cost) -> Cost:
+        """The cost of a vector step whose episodes last as long as they are expected to."""
+        if task.op != "env_step" or cost.source == "given":
+            return cost
+        episodes = self.nearest_env_step(task).episodes
+        if episodes is None:
+            return cost
+        end_s = task.num_envs * episodes.end_s
+        fewer = 1 / episodes.steps - episodes.expected_ends
+        seconds = max(cost.seconds - end_s * fewer, _LEAST_WITHOUT_ENDS * cost.seconds)
+        error = cost.standard_error_s / cost.seconds
+        open_s = end_s * episodes.ends_error
+        return _cost(seconds, math.hypot(error, open_s / seconds), cost.source)
 
     def _from_one_number(self, task: Task, known: Measurement) -> float:
         """Seconds in proportion to the environments.

@@ -34,6 +34,7 @@ OPS = (
     "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
+    "cold_policy_step",  # what one right behind a vector step takes more than behind another one
     "obs_to_device",  # one vector step's observations leave for the device
     "action_to_host",  # one vector step's actions come back, the wait for the policy included
     "bookkeeping",  # once per iteration: noise and orders of minibatches drawn, episodes counted
@@ -64,8 +65,8 @@ class Task:
             on the host).
         direction: ``h2d`` or ``d2h``.
         pinned: whether a copy's host side is page-locked.
-        env: the environment of an env step.
-        backend: the vector backend of an env step.
+        env: the environment of an env step, or of that before a policy step.
+        backend: the vector backend of such an env step.
         num_envs: environments stepped together.
         workers: processes that they are spread over, 0 for the caller's own.
         beside: cores that other work keeps busy at the same time.
@@ -146,6 +147,57 @@ def _usual(times_s: Sequence[float]) -> Sequence[float]:
     return [t for t in times_s if abs(t - middle_s) <= limit_s]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """How episodes end under random actions, and what that takes.
+
+    Attributes:
+        end_s: seconds that the end of one episode adds to a vector step: the reset, mostly.
+        steps: mean env steps of an episode.
+        limit: steps after which episodes are truncated, where the environment says so.
+    """
+
+    end_s: float
+    steps: float
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.end_s >= 0 and self.steps > 0, self
+
+    @property
+    def expected_ends(self) -> float:
+        """Ends per env step that a run is expected to have, see :attr:`expected_steps`."""
+        return self._moments[0]
+
+    @property
+    def expected_steps(self) -> float:
+        """Env steps of an episode in a run, by the ends expected of it.
+
+        Random actions say where a policy begins, and the limit is as far as one that learns to last
+        can come. Between the two nothing is known, so each doubling of the length counts alike.
+        """
+        return 1 / self.expected_ends
+
+    @property
+    def ends_error(self) -> float:
+        """Standard error of :attr:`expected_ends`."""
+        mean, square = self._moments
+        return math.sqrt(max(square - mean**2, 0.0))
+
+    @property
+    def _moments(self) -> tuple[float, float]:
+        """Of 1 / length: its mean and that of its square, the logarithm of length uniform."""
+        most, least = 1 / self.steps, 1 / max(self.limit or 0, self.steps)
+        span = math.log(most / least)
+        if span < 1e-6:
+            return most, most**2
+        return (most - least) / span, (most**2 - least**2) / (2 * span)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return dataclasses.asdict(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A task and its raw times; every statistic is derived from them.
@@ -156,6 +208,9 @@ class Measurement:
         calls_per_sample: calls that each sample averages over.
         origin: ``measured``; ``scaled`` from another machine's; or ``given`` by the user.
         valid_fraction: share of an env step's rows that were transitions; the others only reset.
+        episodes: how they ended meanwhile, where enough did to tell.
+        cold_s: seconds that a policy step takes more right behind such a vector step, whose code
+            and data are in the caches then, by engine.
         process_bytes: memory that the first environment of a process start adds to the process,
             beyond its own.
         env_bytes: memory that each of its environments holds.
@@ -167,6 +222,8 @@ class Measurement:
     calls_per_sample: int = 1
     origin: str = "measured"
     valid_fraction: float = 1.0
+    episodes: Episodes | None = None
+    cold_s: tuple[tuple[str, float], ...] = ()
     process_bytes: int = 0
     env_bytes: int = 0
     visits: tuple[int, ...] = ()
@@ -215,6 +272,13 @@ class Measurement:
         return statistics.median(s for s in self.visit_medians_s if s <= limit_s)
 
     @property
+    def expected_valid_fraction(self) -> float:
+        """:attr:`valid_fraction` with episodes as long as they are expected to be in a run."""
+        if self.episodes is None:
+            return self.valid_fraction
+        return 1 - (1 - self.valid_fraction) * self.episodes.steps * self.episodes.expected_ends
+
+    @property
     def num_samples(self) -> int:
         """Number of raw times."""
         return len(self.times_s)
@@ -258,6 +322,8 @@ class Measurement:
             "calls_per_sample": self.calls_per_sample,
             **({} if self.origin == "measured" else {"origin": self.origin}),
             **({} if self.valid_fraction == 1 else {"valid_fraction": self.valid_fraction}),
+            **({"episodes": self.episodes.to_json()} if self.episodes else {}),
+            **({"cold_s": dict(self.cold_s)} if self.cold_s else {}),
             **({"visits": list(self.visits)} if self.visits else {}),
             **({"process_bytes": self.process_bytes} if self.process_bytes else {}),
             **({"env_bytes": self.env_bytes} if self.env_bytes else {}),
@@ -272,6 +338,8 @@ class Measurement:
             calls_per_sample=int(row["calls_per_sample"]),
             origin=str(row.get("origin", "measured")),
             valid_fraction=float(row.get("valid_fraction", 1.0)),
+            episodes=Episodes(**row["episodes"]) if "episodes" in row else None,
+            cold_s=tuple((name, float(s)) for name, s in row.get("cold_s", {}).items()),
             visits=tuple(map(int, row.get("visits", ()))),
             process_bytes=int(row.get("process_bytes", 0)),
             env_bytes=int(row.get("env_bytes", 0)),

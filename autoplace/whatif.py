@@ -61,7 +61,14 @@ def scaled_steps(
     ratio = speed_ratio(here, there)
     cpus = there.machine.usable_cpus
     steps = [
-        Measurement(task=m.task, times_s=(ratio * m.median_s,), origin="scaled")
+        Measurement(
+            task=m.task,
+            times_s=(ratio * m.median_s,),
+            origin="scaled",
+            valid_fraction=m.valid_fraction,
+            episodes=m.episodes and dataclasses.replace(m.episodes, end_s=ratio * m.episodes.end_s),
+            cold_s=tuple((engine, ratio * seconds) for engine, seconds in m.cold_s),
+        )
         for m in here.measurements
         if m.task.op == "env_step" and m.task.env == env and m.task.workers <= cpus
     ]

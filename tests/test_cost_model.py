@@ -12,7 +12,7 @@ import pytest
 
 from autoplace.cost_model import fit_cost_model
 from autoplace.errors import CalibrationError
-from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.measurement import Calibration, Episodes, Measurement, Task
 from autoplace.physics import physics
 from autoplace.workload import EnvSpec, NetworkSpec
 from tests.synthetic import GPU, Truth, make_calibration, random_tasks
@@ -175,6 +175,34 @@ def test_an_environment_between_two_timed_numbers_is_interpolated() -> None:
     cost = fit_cost_model(calibration).predict([task])[task]
     assert cost.seconds == pytest.approx(5e-6 + 20e-4, rel=0.02)
     assert cost.source == "interpolated"
+
+
+def test_episodes_are_as_long_as_in_a_run_and_policy_steps_as_cold() -> None:
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=1e-4)
+    episodes = Episodes(end_s=2e-4, steps=10.0, limit=100)
+
+    def known(m: Measurement) -> Measurement:
+        if m.task.op != "env_step":
+            return m
+        cold_s = (("numpy", 1e-6 * m.task.num_envs),)
+        return dataclasses.replace(m, episodes=episodes, cold_s=cold_s)
+
+    model = fit_cost_model(
+        dataclasses.replace(calibration, measurements=tuple(map(known, calibration.measurements)))
+    )
+    before = fit_cost_model(calibration)
+    for number in (8, 20):  # timed, and in between
+        task = Task(op="env_step", env=ENV, backend="sync", num_envs=number)
+        cost, timed = model.predict([task])[task], before.predict([task])[task]
+        # 0.1 ends per step when it was timed, 0.0391 in a run.
+        saved_s = number * 2e-4 * (0.1 - 0.0390865)
+        assert cost.seconds == pytest.approx(timed.seconds - saved_s, rel=1e-5)
+        assert cost.high_s / cost.low_s > timed.high_s / timed.low_s
+    cold = Task(op="cold_policy_step", env=ENV, backend="sync", num_envs=6, engine="numpy")
+    other = dataclasses.replace(cold, engine="compile")
+    costs = model.predict([cold, other])
+    assert costs[cold].seconds == pytest.approx(8e-6)  # of the nearest number
+    assert costs[other].seconds < 1e-8  # nobody knows
 
 
 def test_fewer_environments_in_as_many_workers_still_have_to_be_handed_over() -> None:

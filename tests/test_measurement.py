@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from autoplace.measurement import Calibration, Measurement, Task
+from autoplace.measurement import Calibration, Episodes, Measurement, Task
 from autoplace.workload import EnvSpec, NetworkSpec
 from tests.synthetic import Truth, make_calibration
 
@@ -42,6 +42,25 @@ def test_a_visit_that_met_other_programs_is_left_out() -> None:
     assert m.median_s == 1.0
     back = Measurement.from_json(json.loads(json.dumps(m.to_json())))
     assert back == m
+
+
+def test_episodes_in_a_run_are_between_random_ones_and_the_limit() -> None:
+    episodes = Episodes(end_s=1e-5, steps=10.0, limit=100)
+    # The mean of 1 / length, ln length uniform from ln 10 to ln 100: (0.1 - 0.01) / ln 10; of its
+    # square (0.01 - 0.0001) / (2 ln 10).
+    assert episodes.expected_ends == pytest.approx(0.0390865)
+    assert episodes.expected_steps == pytest.approx(25.5843)
+    assert episodes.ends_error == pytest.approx((0.00214976 - 0.0390865**2) ** 0.5, rel=1e-4)
+    for limit in (None, 10, 7):  # nothing says that they could last longer
+        same = Episodes(end_s=1e-5, steps=10.0, limit=limit)
+        assert (same.expected_steps, same.ends_error) == (pytest.approx(10), 0)
+    # Every episode has one row more that only resets, and so lasts 25.6 of 26.6.
+    m = Measurement(
+        task=Task(op="env_step"), times_s=(1.0,), valid_fraction=10 / 11, episodes=episodes
+    )
+    lost = 1 / 11 * 10 * 0.0390865
+    assert m.expected_valid_fraction == pytest.approx(1 - lost)
+    assert Measurement.from_json(json.loads(json.dumps(m.to_json()))) == m
 
 
 def test_drift_compares_the_second_half_with_the_first() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
 
 import numpy as np
 
@@ -19,10 +21,12 @@ from autoplace.envs import (
     usable_backend,
 )
 from autoplace.envs.recorder import OutcomeRecorder
+from autoplace.envs.vector import Step
+from autoplace.measure.acting import host_policy_step, seconds_of, seconds_per_call
 from autoplace.measure.env_start import measure_env_start
 from autoplace.measure.timing import Probe, Series, other_work, run_probe
-from autoplace.measurement import Measurement, Task
-from autoplace.workload import EnvSpec
+from autoplace.measurement import Episodes, Measurement, Task
+from autoplace.workload import EnvSpec, Hyperparameters
 
 _SEED = 0
 _ACTION_ROWS = 64  # actions drawn beforehand and cycled through
@@ -34,6 +38,10 @@ _SLOW_TO_MAKE_S = 0.5
 # learned, and between two steps a policy acts. Seconds of both.
 _LEARNING_S = 0.01
 _ACTING_S = 2e-5
+_SHARE_OF_OTHERS = 4  # of as many steps each other engine than the best gets one
+_POLICY_STEPS_ALONE = 20  # in a row, which find their own code in the caches
+# Vector steps with another number of ends of episodes than most, to tell what an end takes.
+_STEPS_TO_COMPARE = 10
 # A vector step that is shorter than this is not worth spreading over processes: handing over and
 # waking up take a good part of it.
 _WORKERS_MAY_PAY_S = 2e-4
@@ -128,6 +136,7 @@ def measure_backend(
     return measure_env(env, tasks, known)
 
 
+@device.torch_threads(1)
 def measure_env(
     env: EnvSpec, tasks: Sequence[Task], description: EnvDescription | None = None
 ) -> list[Measurement]:
@@ -146,15 +155,15 @@ def measure_env(
         EnvError: it cannot be made, or misbehaves.
     """
     description = description or inspect_env(env)
-    timed = [(Series(tasks=(task,)), _Rows()) for task in tasks]
+    timed = [(Series(tasks=(task,)), _Steps(description.episode_limit)) for task in tasks]
     slow = set[Task]()
     for visited in (timed, timed[::-1]):
-        for series, rows in visited:
+        for series, steps in visited:
             (task,) = series.tasks
             if task in slow:
                 continue
             start_s = device.now()
-            probe = _env_step(task, description, rows)
+            probe = _env_step(task, description, steps)
             if device.now() - start_s > _SLOW_TO_MAKE_S:
                 slow.add(task)
             share = 1 if task in slow else 2
@@ -163,21 +172,85 @@ def measure_env(
             finally:
                 probe.close()
     return [
-        dataclasses.replace(m, valid_fraction=1 - rows.resets / rows.total)
-        for series, rows in timed
+        dataclasses.replace(
+            m,
+            valid_fraction=steps.valid_fraction,
+            episodes=steps.episodes,
+            cold_s=steps.cold_s,
+        )
+        for series, steps in timed
         for m in series.measurements()
     ]
 
 
-@dataclass(slots=True)
-class _Rows:
-    """How many there were, and how many of them only reset an environment."""
+class _Steps:
+    """The vector steps that were timed, one by one, and which of them ended episodes."""
 
-    total: int = 0
-    resets: int = 0
+    def __init__(self, episode_limit: int | None) -> None:
+        self._limit = episode_limit
+        self._seconds, self._ends = array("d"), array("q")
+        self._rows = self._resets = self._episodes = 0
+        self._cold_s = defaultdict[str, list[float]](list)
+
+    def add_cold(self, engine: str, seconds: float) -> None:
+        """Note what policy steps behind vector steps took more than others, on average."""
+        self._cold_s[engine].append(seconds)
+
+    @property
+    def cold_s(self) -> tuple[tuple[str, float], ...]:
+        """The median of that by engine."""
+        return tuple((name, max(median(found), 0.0)) for name, found in self._cold_s.items())
+
+    def add(self, seconds: float, step: Step) -> None:
+        """Note a vector step."""
+        ends = len(step.ended)
+        resets = 0 if step.valid is None else int(np.count_nonzero(~step.valid))
+        self._rows += len(step.rewards)
+        self._resets += resets
+        self._episodes += ends
+        self._seconds.append(seconds)
+        self._ends.append(ends + resets)  # where a reset has a step of its own, either may cost
+
+    @property
+    def valid_fraction(self) -> float:
+        """Share of the rows that were transitions; the others only reset an environment."""
+        return 1 - self._resets / self._rows
+
+    @property
+    def episodes(self) -> Episodes | None:
+        """How they ended; ``None`` where too few did to tell."""
+        seconds, ends = np.frombuffer(self._seconds), np.frombuffer(self._ends, np.int64)
+        numbers, often = np.unique(ends, return_counts=True)
+        if often.sum() - often.max() < _STEPS_TO_COMPARE:
+            return None
+        # A line through the median step of each number of ends; means go by the slowest steps.
+        middle_s = [np.median(seconds[ends == number]) for number in numbers]
+        slope_s, _ = np.polyfit(numbers, middle_s, 1, w=np.sqrt(often))
+        return Episodes(
+            end_s=max(float(slope_s * ends.sum() / self._episodes), 0.0),
+            steps=(self._rows - self._resets) / self._episodes,
+            limit=self._limit,
+        )
 
 
-def _env_step(task: Task, description: EnvDescription, rows: _Rows) -> Probe:
+def _policies(
+    description: EnvDescription, observations: np.ndarray
+) -> list[tuple[str, Callable[[int], object]]]:
+    """The policy step of each engine that is ready at once, the one to know best first.
+
+    With the default network. There are none for images: one takes far longer than its code takes
+    to come into the caches.
+    """
+    spec = description.network(Hyperparameters().hidden_sizes)
+    if not spec.is_plain:
+        return []
+    return [
+        (engine, host_policy_step(spec, observations, engine, standardized=False))
+        for engine in reversed(device.engines_on(device.CPU))
+    ]
+
+
+def _env_step(task: Task, description: EnvDescription, steps: _Steps) -> Probe:
     assert task.backend is not None
     envs = make_vector_env(
         description, num_envs=task.num_envs, backend=task.backend, num_workers=task.workers
@@ -188,27 +261,44 @@ def _env_step(task: Task, description: EnvDescription, rows: _Rows) -> Probe:
     outcomes = np.empty((_ACTION_ROWS, 3, task.num_envs), np.float32)
     recorder = OutcomeRecorder(outcomes)
     count = 0
+    policies = _policies(description, envs.observations)
+
+    def step() -> float:
+        nonlocal count
+        row = count % _ACTION_ROWS
+        start_s = device.now()
+        step = envs.step(actions[row])
+        recorder.record(row, step)
+        if row == _ACTION_ROWS - 1:
+            recorder.take_finals(description.observation_size)
+        seconds = device.now() - start_s
+        count += 1
+        steps.add(seconds, step)
+        return seconds
+
+    def in_turns(act: Callable[[int], object], calls: int) -> tuple[float, float]:
+        """Seconds of a policy step and of a vector step, one after the other as in a run."""
+        policy_s = step_s = 0.0
+        for call in range(calls):
+            policy_s += seconds_of(act, call)
+            step_s += step()
+        return policy_s / calls, step_s / calls
 
     def sample(calls: int) -> tuple[float]:
-        nonlocal count
-        elapsed_s = 0.0
         if task.workers:
             other_work(_LEARNING_S)
-        for _ in range(calls):
-            row = count % _ACTION_ROWS
-            if task.workers:
-                other_work(_ACTING_S)
-            start_s = device.now()
-            step = envs.step(actions[row])
-            recorder.record(row, step)
-            if row == _ACTION_ROWS - 1:
-                recorder.take_finals(description.observation_size)
-            elapsed_s += device.now() - start_s
-            count += 1
-            rows.total += task.num_envs
-            if step.valid is not None:
-                rows.resets += int(np.count_nonzero(~step.valid))
-        return (elapsed_s / calls,)
+        if not policies:
+            return (in_turns(lambda _: other_work(_ACTING_S), calls)[1],)
+        (_, best), *others = policies
+        found = [in_turns(best, calls)]
+        # Others make vector steps slower, too; where one takes long, it is all that counts.
+        few = calls // _SHARE_OF_OTHERS
+        found += [in_turns(act, few) for _, act in others if few]
+        for (engine, act), (policy_s, step_s) in zip(policies, found, strict=False):
+            seconds_per_call(act, _POLICY_STEPS_ALONE)  # which brings its code into the caches
+            alone_s = seconds_per_call(act, _POLICY_STEPS_ALONE)
+            steps.add_cold(engine, policy_s - alone_s + step_s - found[0][1])
+        return (found[0][1],)
 
     # A few steps tell how many make up a sample.
     per_step_s = max(sample(8)[0], 1e-7)

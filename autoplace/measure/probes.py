@@ -7,7 +7,6 @@ update objects, on tensors of the same shapes. One builder per op, in :data:`BUI
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,24 +14,28 @@ import numpy as np
 import torch
 
 from autoplace import device
-from autoplace.engines import EAGER, NUMPY, PRECISIONS
+from autoplace.engines import NUMPY, PRECISIONS
 from autoplace.interpreter import interpret_when_told, stretch, stretches
+from autoplace.measure.acting import (
+    ROLLOUT_STEPS,
+    SEED,
+    host_policy_step,
+    seconds_per_call,
+    timed_network,
+    timed_noise,
+)
 from autoplace.measure.order import ORDER
 from autoplace.measure.timing import Probe, other_work, timed_calls
 from autoplace.measurement import Task
 from autoplace.ppo.batch import Batch, make_batch
-from autoplace.ppo.distribution import draw_noise
 from autoplace.ppo.draws import Draws
-from autoplace.ppo.network import ActorCritic
 from autoplace.ppo.reward_normalizer import RewardNormalizer
 from autoplace.ppo.rollout import Rollout
-from autoplace.ppo.steps import make_policy_step, make_updater, step_over
+from autoplace.ppo.steps import make_policy_step, make_updater
 from autoplace.ppo.update import Updater
 from autoplace.processes import echo
 from autoplace.workload import FLOAT_BYTES, EnvSpec, Hyperparameters, NetworkSpec, Workload
 
-_SEED = 0
-_ROLLOUT_STEPS = 64  # rows that a policy probe cycles through
 # Steps that are queued before the device is waited for, as in the trainer's update.
 _QUEUED_UPDATES = 8
 _STRETCH_S = 2e-5  # of virtual time, which Python does not take by itself
@@ -53,7 +56,7 @@ def build_probe(task: Task) -> Probe:
 
 def _matmul(task: Task) -> Probe:
     m, k, n = task.shape
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     left = torch.randn(m, k, generator=generator)
     right = torch.randn(k, n, generator=generator)
     on = task.device
@@ -249,28 +252,8 @@ def _interpreter(task: Task) -> Probe:
     return Probe(tasks=(task,), sample=timed_calls(call, task.device))
 
 
-def _network(
-    spec: NetworkSpec, on: str, engine: str = EAGER, *, standardized: bool = True
-) -> ActorCritic:
-    flat = _weights(spec).to(on, copy=True)
-    return ActorCritic(spec, normalize_observations=standardized, engine=engine, flat=flat)
-
-
-@functools.lru_cache(maxsize=16)
-def _weights(spec: NetworkSpec) -> torch.Tensor:
-    """Drawn once for all tasks of a network: wide ones take longer to draw than to time."""
-    return ActorCritic(spec, seed=_SEED, normalize_observations=True).flat
-
-
-def _noise(spec: NetworkSpec, steps: int, rows: int, on: str) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(_SEED)
-    shape = (steps, rows, spec.action_size)
-    noise = draw_noise(shape, continuous=spec.continuous, generator=generator)
-    return noise.to(on)
-
-
 def _observations(spec: NetworkSpec, rows: int) -> np.ndarray:
-    generator = np.random.default_rng(_SEED)
+    generator = np.random.default_rng(SEED)
     if spec.images:
         pixels = generator.integers(2, size=(rows, spec.observation_size), dtype=np.uint8)
         pixels[:, : FLOAT_BYTES * spec.vector_size] = 0  # any bytes would do but those of a NaN
@@ -287,28 +270,14 @@ def _policy_step(task: Task) -> Probe:
     spec = task.network
     assert spec is not None
     on = task.device
-    rollout = Rollout(spec, rollout_steps=_ROLLOUT_STEPS, num_envs=task.rows, device=on)
-    step = make_policy_step(_network(spec, on, task.engine, standardized=task.standardized))
-    noise = _noise(spec, _ROLLOUT_STEPS, task.rows, on)
     observations = _observations(spec, task.rows)
     if on == device.CPU:
-        steps = [step_over(step, torch.from_numpy(observations), noise, rollout)]
-        actions: list[list[np.ndarray]] = [list(rollout.actions.numpy())]
+        act = host_policy_step(spec, observations, task.engine, standardized=task.standardized)
+        return Probe(tasks=(task,), sample=lambda calls: (seconds_per_call(act, calls),))
 
-        def act(t: int, group: int) -> np.ndarray:  # as the trainer's sampler calls it
-            steps[group](t)
-            return actions[group][t]
-
-        def sample(calls: int) -> tuple[float]:
-            elapsed_s = 0.0
-            for call in range(calls):
-                start_s = device.now()
-                act(call % _ROLLOUT_STEPS, 0)
-                elapsed_s += device.now() - start_s
-            return (elapsed_s / calls,)
-
-        return Probe(tasks=(task,), sample=sample)
-
+    rollout = Rollout(spec, rollout_steps=ROLLOUT_STEPS, num_envs=task.rows, device=on)
+    step = make_policy_step(timed_network(spec, on, task.engine, standardized=task.standardized))
+    noise = timed_noise(spec, ROLLOUT_STEPS, task.rows, on)
     noise_rows = noise.unbind(0)
     first_actions = rollout.actions[0]
     row = rollout.observations[0]
@@ -319,7 +288,7 @@ def _policy_step(task: Task) -> Probe:
         device.synchronize(on)
         sent_s = issued_s = received_s = 0.0
         for call in range(calls):
-            t = call % _ROLLOUT_STEPS
+            t = call % ROLLOUT_STEPS
             start_s = device.now()
             on_device = inbound.send(observations)
             after_send_s = device.now()
@@ -373,7 +342,7 @@ def _gae(task: Task) -> Probe:
     rollout.observations.copy_(rows.view(rollout.observations.shape))
     rollout.actions.zero_()
     rollout.outcomes.zero_()
-    network = _network(spec, task.device, task.engine, standardized=task.standardized)
+    network = timed_network(spec, task.device, task.engine, standardized=task.standardized)
     hyper = Hyperparameters(num_envs=envs, rollout_steps=steps, hidden_sizes=spec.hidden_sizes)
     normalizer = None
     if task.scaled_rewards:
@@ -398,7 +367,7 @@ def _bookkeeping(task: Task) -> Probe:
         hyperparameters=Hyperparameters(num_envs=envs, rollout_steps=steps, epochs=epochs),
         action_bytes=0,
     )
-    draws, episodes = Draws(workload, _SEED), EpisodeTracker(envs)
+    draws, episodes = Draws(workload, SEED), EpisodeTracker(envs)
     outcomes = np.zeros((steps, 3, envs), np.float32)
     rows = np.arange(steps * envs).reshape(steps, envs)
     outcomes[:, 1] = rows % _EPISODE_STEPS == 0  # spread over environments and time
@@ -423,7 +392,7 @@ def _learning(task: Task, num_minibatches: int) -> tuple[Updater, Batch, list[to
     num_rows = num_minibatches * rows
     images = torch.from_numpy(_observations(spec, num_rows)).to(on) if spec.images else None
     column = 0 if spec.images else spec.observation_size
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     values = torch.randn(num_rows, column + spec.action_columns + 3, generator=generator)
     if not spec.continuous:
         choices = torch.tensor(spec.action_heads or (spec.action_size,))
@@ -438,7 +407,7 @@ def _learning(task: Task, num_minibatches: int) -> tuple[Updater, Batch, list[to
     )
     precision = next(name for name, dtype in PRECISIONS.items() if dtype == task.dtype)
     updater = make_updater(
-        _network(spec, on, task.engine), hyper, minibatch_rows=rows, precision=precision
+        timed_network(spec, on, task.engine), hyper, minibatch_rows=rows, precision=precision
     )
     indices = torch.split(torch.randperm(num_rows, generator=generator).to(on), rows)
     return updater, batch, list(indices)
@@ -472,7 +441,7 @@ def _first_update(task: Task) -> Probe:
 def _weights_to_host(task: Task) -> Probe:
     spec = task.network
     assert spec is not None
-    network = _network(spec, task.device)
+    network = timed_network(spec, task.device)
     host = device.host_empty(network.flat.shape, pinned_for=task.device)
     return Probe(
         tasks=(task,),

@@ -21,6 +21,7 @@ def explain_plan(plan: Plan, *, every_candidate: bool = False, brief: bool = Fal
         _headline(plan),
         _placement(plan.placement),
         _stage_table(plan.chosen),
+        _assumes(plan),
         _verdict(plan),
         _candidates(plan, every_candidate),
         _flips(plan),
@@ -101,6 +102,10 @@ def _stage_line(stage: Stage, iteration_s: float, *, first: bool) -> str:
         f"{format_seconds(stage.total_s):>11}{format_percent(stage.total_s / iteration_s):>8}"
         f"   {interval:<24}{stage.source}"
     )
+
+
+def _assumes(plan: Plan) -> str:
+    return textwrap.fill(f"Assumed: {'; '.join(plan.assumes)}.", 100) if plan.assumes else ""
 
 
 def _verdict(plan: Plan) -> str:

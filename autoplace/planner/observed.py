@@ -28,7 +28,7 @@ from autoplace.planner.search import make_plan
 from autoplace.workload import Workload
 
 # Ops that a stage consists of beside the one it is named after.
-_AS = {"first_update": "update", "bookkeeping": "gae"}
+_AS = {"first_update": "update", "bookkeeping": "gae", "cold_policy_step": "policy_step"}
 _AS_CALIBRATED = 0.15  # log-ratio within which a stage takes what the model says
 
 

@@ -253,6 +253,7 @@ class Plan:
         flips: what would change the choice.
         changes_learning: settings that differ from the user's and may change what is learned.
         reasons: the choice in sentences.
+        assumes: what the predictions take for granted, in sentences.
         origin: ``measured``, or ``modelled`` where the calibration was derived.
         raced: what a race said where the prediction is a tie, "" where there was none.
         rivals: the choice and those that the model cannot tell from it, most promising first;
@@ -270,6 +271,7 @@ class Plan:
     flips: tuple[Flip, ...]
     changes_learning: tuple[str, ...]
     reasons: tuple[str, ...]
+    assumes: tuple[str, ...] = ()
     origin: str = "measured"
     raced: str = ""
     rivals: tuple[Candidate, ...] = ()
@@ -322,6 +324,7 @@ class Plan:
             "flips": [flip.to_json() for flip in self.flips],
             "changes_learning": list(self.changes_learning),
             "reasons": list(self.reasons),
+            "assumes": list(self.assumes),
             "fingerprint": self.fingerprint,
             "origin": self.origin,
             "raced": self.raced,
@@ -361,6 +364,7 @@ class Plan:
             ),
             changes_learning=tuple(data["changes_learning"]),
             reasons=tuple(data["reasons"]),
+            assumes=tuple(data.get("assumes", ())),
             origin=data["origin"],
             raced=data.get("raced", ""),
             rivals=tuple(Candidate.from_json(row) for row in data.get("rivals", ())),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from autoplace.engines import FP32
+from autoplace.measurement import Measurement
 from autoplace.planner.choices import MINIBATCH_EFFICIENCY, OWN_DYNAMICS
 from autoplace.planner.plan import Candidate, Placement
 from autoplace.planner.schemes import Scheme
-from autoplace.units import format_percent, format_rate
+from autoplace.units import format_percent, format_rate, format_seconds
 from autoplace.workload import Workload
 
 
@@ -31,6 +32,18 @@ def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -
     if placement.precision != FP32:
         changes.append(f"gradient steps compute in {placement.precision}")
     return tuple(changes)
+
+
+def assumes(steps: Measurement) -> tuple[str, ...]:
+    """What the cost of vector steps takes for granted; ``steps`` are those nearest to the run's."""
+    episodes = steps.episodes
+    if episodes is None or round(episodes.expected_steps) == round(episodes.steps):
+        return ()
+    return (
+        f"episodes of {episodes.expected_steps:,.0f} env steps, between the {episodes.steps:,.0f} "
+        f"under random actions and the limit of {episodes.limit:,}; the end of one takes "
+        f"{format_seconds(episodes.end_s)}",
+    )
 
 
 def missing_schemes(

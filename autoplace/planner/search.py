@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from autoplace.cost_model import Z90, CostModel, fit_cost_model
 from autoplace.engines import EAGER, ENGINES, TIMED_WHERE_NAMED, supports
 from autoplace.errors import CalibrationError, UsageError
-from autoplace.measurement import PROCESS_START, Calibration, Task
+from autoplace.measurement import PROCESS_START, Calibration, Measurement, Task
 from autoplace.planner import schemes as layouts
 from autoplace.planner.choices import (
     OWN_DYNAMICS,
@@ -29,7 +29,13 @@ from autoplace.planner.flips import Change, Choice, few_placements, find_flips
 from autoplace.planner.memory import Limits
 from autoplace.planner.plan import Candidate, Flip, Plan, Stage
 from autoplace.planner.ranking import Ranking
-from autoplace.planner.reasons import changes_learning, missing_schemes, nothing_left, reasons
+from autoplace.planner.reasons import (
+    assumes,
+    changes_learning,
+    missing_schemes,
+    nothing_left,
+    reasons,
+)
 from autoplace.planner.schemes import Axes, Scheme, Work
 from autoplace.planner.space import (
     Costed,
@@ -186,9 +192,15 @@ class Search:
             flips=flips,
             changes_learning=changes_learning(best.scheme, workload, best.placement),
             reasons=reasons(chosen, runner, margin, is_close, bottleneck, rejected, model.devices),
+            assumes=assumes(self._timed_steps(best)),
             origin=calibration.origin,
             rivals=tuple(self.candidate(each) for each in self._rivals(ranking)),
         )
+
+    def _timed_steps(self, costed: Costed) -> Measurement:
+        """The timing that is nearest to the vector steps of a placement."""
+        parts = (task for work in costed.works for task, _ in work.parts)
+        return self._model.nearest_env_step(next(t for t in parts if t.op == "env_step"))
 
     def rank(self, workload: Workload) -> tuple[Ranking, list[Rejected]]:
         """Every legal placement, best first, and those that may not run."""

@@ -187,8 +187,6 @@ class Coster:
         self._usable_cpus = calibration.machine.usable_cpus
         self._contention = Contention(calibration)
         self._slowdown = _on_arrays(self._contention.factor)
-        self._env_steps = [m for m in calibration.measurements if m.task.op == "env_step"]
-        self._nearest: dict[Task, Measurement] = {}
         self._tables: dict[tuple[str, Axes, int, int], Placements] = {}
 
     def cost(
@@ -356,19 +354,12 @@ class Coster:
         for work in steps.works:
             assert work is not None
             ((task, _),) = work.parts
-            nearest = self._nearest_env_step(task)
-            found.append((nearest.valid_fraction, _spread_fraction(nearest, task.num_envs)))
+            nearest = self._model.nearest_env_step(task)
+            found.append(
+                (nearest.expected_valid_fraction, _spread_fraction(nearest, task.num_envs))
+            )
         valid, spread = np.array(found)[steps.which].T
         return valid, spread
-
-    def _nearest_env_step(self, task: Task) -> Measurement:
-        """The timing of the same environment and backend that is nearest in number."""
-        if task not in self._nearest:
-            self._nearest[task] = min(
-                (m for m in self._env_steps if _same_but_number(m.task, task)),
-                key=lambda m: abs(math.log(m.task.num_envs / task.num_envs)),
-            )
-        return self._nearest[task]
 
 
 def _kind(
@@ -430,7 +421,3 @@ def _spread_fraction(measured: Measurement, num_envs: int) -> float:
     """
     steps = measured.calls_per_sample * measured.task.num_envs / num_envs
     return measured.spread_fraction * math.sqrt(steps)
-
-
-def _same_but_number(first: Task, second: Task) -> bool:
-    return (first.env, first.backend, first.workers) == (second.env, second.backend, second.workers)

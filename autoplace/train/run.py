@@ -271,7 +271,9 @@ class Run:
             episodes=tuple(
                 dataclasses.replace(e, env_steps=e.env_steps + self._layout_env_steps)
                 for e in ended
-            ),
+            )
+            if self._layout_env_steps
+            else ended,
             policy_lag=completed.lag.mean,
             max_policy_lag=completed.lag.max,
             stage_s=stages,

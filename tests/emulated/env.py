@@ -1,8 +1,8 @@
 """Environments whose step takes a declared time on the virtual clock.
 
 Named to autoplace as ``tests/emulated/env.py:make_env`` or ``...:make_cartpole``, with keyword
-arguments; the file is loaded by its path, so it imports nothing of its neighbours. A reset is free:
-the declared time is that of a step, whether or not an episode ends with it.
+arguments; the file is loaded by its path, so it imports nothing of its neighbours. A reset is free
+unless it is given a time, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class EmulatedEnv(gym.Env[np.ndarray, Any]):
         env_step_s: float = 2e-5,
         env_step_spread_s: float = 0.0,
         episode_steps: int = 100,
+        reset_s: float = 0.0,
     ) -> None:
+        self._reset_s = reset_s
         self._continuous = continuous
         self._episode_steps = episode_steps
         self._timer = StepTimer(env_step_s, env_step_spread_s)
@@ -81,6 +83,7 @@ class EmulatedEnv(gym.Env[np.ndarray, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode at a random state."""
         super().reset(seed=seed)
+        device.charge(seconds=self._reset_s)
         if seed is not None:
             # Apart from the dynamics, so that a declared time never changes what is learned.
             self._time = np.random.default_rng(seed)

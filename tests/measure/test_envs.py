@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from autoplace import device
 from autoplace.envs import EnvDescription, inspect_env
+from autoplace.envs.sync import SyncVectorEnv
+from autoplace.envs.vector import Step
 from autoplace.measure import env_start
 from autoplace.measure import envs as envs_module
 from autoplace.measure.envs import env_tasks, measure_env, part_sizes
 from autoplace.workload import EnvSpec
+from tests.emulated import EmulatedMachine
+from tests.emulated import env as emulated_env
+
+EMULATED_ENV = emulated_env.__file__
 
 
 def test_parts_are_timed_as_sampler_processes_would_step_them() -> None:
@@ -29,6 +36,51 @@ def test_the_share_of_rows_that_are_transitions_is_measured(
     # Random actions end an episode after some 22 steps, and the vector entry point then spends one
     # on the reset: 1 / (1 + 1 / 22).
     assert found["vector"].valid_fraction == pytest.approx(22 / 23, abs=0.02)
+
+
+def test_what_the_end_of_an_episode_takes_is_told_from_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(envs_module, "_TIME_LIMIT_S", 0.1)
+    sizes = {"env_step_s": 1e-5, "reset_s": 3e-5, "episode_steps": 5}
+    env = EnvSpec.make(f"{EMULATED_ENV}:make_env", sizes)
+    with EmulatedMachine():
+        (timed,) = measure_env(env, env_tasks(env, (2,), backend="sync"))
+    assert timed.episodes is not None
+    assert timed.episodes.end_s == pytest.approx(3e-5, rel=0.01)
+    assert timed.episodes.steps == pytest.approx(5, rel=0.05)  # few leave the range before
+    assert timed.median_s == pytest.approx(2 * (1e-5 + 3e-5 / 5), rel=0.05)
+
+
+def test_policy_steps_behind_vector_steps_are_set_against_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a machine on which a policy step takes 2 us, and another 3 or 7 right behind a step."""
+    monkeypatch.setattr(envs_module, "_TIME_LIMIT_S", 0.02)
+    monkeypatch.setattr(device, "engines_on", lambda _: ("eager", "numpy"))
+    is_cold = False
+    step = SyncVectorEnv.step
+
+    def stepped(*args: object) -> Step:
+        nonlocal is_cold
+        is_cold = True
+        return step(*args)
+
+    def policy_step(_: object, __: object, engine: str, *, standardized: bool) -> object:
+        def act(call: int) -> None:
+            nonlocal is_cold
+            device.charge(seconds=2e-6 + is_cold * (3e-6 if engine == "numpy" else 7e-6))
+            is_cold = False
+
+        return act
+
+    monkeypatch.setattr(SyncVectorEnv, "step", stepped)
+    monkeypatch.setattr(envs_module, "host_policy_step", policy_step)
+    env = EnvSpec.make(f"{EMULATED_ENV}:make_env", {"env_step_s": 1e-5})
+    with EmulatedMachine():
+        (timed,) = measure_env(env, env_tasks(env, (2,), backend="sync"))
+    assert dict(timed.cold_s) == pytest.approx({"numpy": 3e-6, "eager": 7e-6}, rel=0.01)
+    assert timed.median_s == pytest.approx(2e-5, rel=1e-3)
 
 
 def test_an_environment_is_made_once_to_read_its_spaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_crowd_of_real_processes_is_through_when_the_last_one_is():
 
 def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(monkeypatch):
     counts = []
-    build = probes._network
+    build = probes.timed_network
 
     def watched(*arguments, **options):
         network = build(*arguments, **options)
@@ -84,7 +84,7 @@ def test_a_rollout_that_is_made_ready_has_its_observations_in_the_statistics(mon
         )
         return network
 
-    monkeypatch.setattr(probes, "_network", watched)
+    monkeypatch.setattr(probes, "timed_network", watched)
     build_probe(dataclasses.replace(GAE, engine="numpy")).sample(2)
     assert counts == [16, 16]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
+from autoplace.measurement import Episodes
 from autoplace.planner.explain import describe_network, describe_placement, explain_plan
+from autoplace.planner.plan import Plan
 from autoplace.planner.search import make_plan
 from autoplace.units import format_percent, format_rate, format_seconds
 from autoplace.workload import ImageSpec, NetworkSpec
@@ -35,6 +38,25 @@ def test_every_stage_is_a_line_with_its_time_and_source(plan) -> None:
     for stage in plan.chosen.stages:
         matching = [line for line in lines if f" {stage.name} " in line and stage.source in line]
         assert any(format_seconds(stage.total_s) in line for line in matching), stage
+
+
+def test_it_says_how_long_episodes_are_taken_to_be() -> None:
+    calibration = make_calibration(Truth(), env=ENV)
+    assert "Assumed" not in make_plan(calibration, workload()).explain()
+    measurements = tuple(
+        dataclasses.replace(m, episodes=Episodes(end_s=2e-5, steps=10.0, limit=1000))
+        if m.task.op == "env_step"
+        else m
+        for m in calibration.measurements
+    )
+    longer = make_plan(dataclasses.replace(calibration, measurements=measurements), workload())
+    (line,) = longer.assumes
+    assert line == (
+        "episodes of 47 env steps, between the 10 under random actions and the limit of 1,000; "
+        "the end of one takes 20.0 µs"
+    )
+    assert "Assumed: episodes of 47 env steps" in longer.explain()
+    assert Plan.from_json(json.loads(json.dumps(longer.to_json()))).assumes == longer.assumes
 
 
 def test_flips_say_what_pays_from_where(plan) -> None:

@@ -278,8 +278,9 @@ def test_each_process_steps_its_share() -> None:
     works = works_of(ASYNC, placements_of(ASYNC, num_workers=4).placement(0))
     ((step, count),) = works["env_step", "sampler"].parts
     assert (step.num_envs, step.workers, count) == (2, 0, 100)
-    ((policy, count),) = works["policy_step", "sampler"].parts
-    assert (policy.rows, count) == (2, 100)
+    (policy, count), (cold, as_often) = works["policy_step", "sampler"].parts
+    assert (policy.rows, count, as_often) == (2, 100, 100)
+    assert (cold.op, cold.num_envs, cold.workers) == ("cold_policy_step", 2, 0)
     (gae, _), (books, count) = works["gae", "learner"].parts
     assert gae.shape == (100, 8)
     assert (books.op, books.shape, count) == ("bookkeeping", (100, 8, 2, 3), 1)

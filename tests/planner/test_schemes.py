@@ -210,8 +210,10 @@ def test_an_update_of_a_single_step_is_its_first() -> None:
 
 def test_the_policy_runs_once_per_vector_step_on_all_envs() -> None:
     policy = works("cpu")["policy_step", "sampler"]
-    ((task, count),) = policy.parts
-    assert (task.rows, count) == (8, 100)
+    (task, count), (cold, as_often) = policy.parts
+    assert (task.rows, count, as_often) == (8, 100, 100)
+    step = works("cpu")["env_step", "sampler"].parts[0][0]
+    assert cold == dataclasses.replace(step, op="cold_policy_step", engine=task.engine)
 
 
 def test_hybrid_copies_every_row_once_whatever_the_interval() -> None:

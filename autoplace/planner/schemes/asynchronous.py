@@ -50,7 +50,7 @@ from autoplace.planner.schemes.remote import (
     message,
     state_copy,
 )
-from autoplace.planner.schemes.work import env_step_work, per_step_work
+from autoplace.planner.schemes.work import POLICY_STEP_FIELDS, env_step_work, policy_step_work
 from autoplace.workload import Workload
 
 _SAMPLING = [("policy_step", "sampler"), ("env_step", "sampler"), ("handoff", "sampler")]
@@ -74,10 +74,10 @@ def _placements(axes: Axes, num_envs: int, steps: int) -> Placements:
     return found.where((found.learn_threads == 1) | (threads <= axes.usable_cpus))
 
 
-@reads("num_envs", "num_workers", "num_groups", "sample_device", "sample_threads", "engine")
+@reads(*POLICY_STEP_FIELDS)
 def _policy_step(workload: Workload, placement: Placement) -> Work:
     rows = placement.num_envs // placement.num_workers
-    return per_step_work("policy_step", workload, placement, rows=rows)
+    return policy_step_work(workload, placement, rows=rows)
 
 
 @reads("num_envs", "num_workers", "num_groups", "env_backend")

@@ -19,17 +19,33 @@ def env_step_work(workload: Workload, placement: Placement, *, num_envs: int = 0
     In several groups each steps by itself.
     """
     calls = workload.hyperparameters.rollout_steps * placement.num_groups
-    task = Task(
+    task = _vector_step(workload, placement, num_envs)
+    return Work(name="env_step", lane="sampler", calls=calls, parts=((task, calls),))
+
+
+def _vector_step(workload: Workload, placement: Placement, num_envs: int) -> Task:
+    return Task(
         op="env_step",
         env=workload.env,
         backend=placement.env_backend,
         num_envs=num_envs or math.ceil(placement.num_envs / placement.num_groups),
         workers=0 if num_envs else placement.num_workers,
     )
-    return Work(name="env_step", lane="sampler", calls=calls, parts=((task, calls),))
 
 
 env_step = reads("num_envs", "num_workers", "num_groups", "env_backend")(env_step_work)
+
+
+def policy_step_work(workload: Workload, placement: Placement, *, rows: int = 0) -> Work:
+    """Policy steps on ``rows`` rows (0: all of the group), each right behind a vector step.
+
+    Where the policy is on an accelerator it is the host that issues them.
+    """
+    warm = per_step_work("policy_step", workload, placement, rows=rows)
+    ((task, calls),) = warm.parts
+    step = _vector_step(workload, placement, rows)
+    cold = dataclasses.replace(step, op="cold_policy_step", engine=task.engine)
+    return dataclasses.replace(warm, parts=((task, calls), (cold, calls)))
 
 
 def per_step_work(op: str, workload: Workload, placement: Placement, *, rows: int = 0) -> Work:
@@ -59,7 +75,16 @@ def per_step(op: str) -> Rule:
     return work
 
 
-policy_step = per_step("policy_step")
+POLICY_STEP_FIELDS = (
+    "num_envs",
+    "num_workers",
+    "num_groups",
+    "env_backend",
+    "sample_device",
+    "sample_threads",
+    "engine",
+)
+policy_step = reads(*POLICY_STEP_FIELDS)(policy_step_work)
 
 
 @reads("num_envs", "learn_device", "learn_threads", "engine")
