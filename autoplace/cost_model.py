@@ -107,6 +107,11 @@ class CostModel:
                 timed.by_kind.items(), parameters.corrections, strict=True
             )
         }
+        self._left_out = {
+            row.task: abs(miss)
+            for rows, fitted in zip(timed.by_kind.values(), parameters.corrections, strict=True)
+            for row, miss in zip(rows, fitted.left_out, strict=True)
+        }
         self._env_steps = timed.env_steps
         self._env_lines = dict(zip(timed.env_steps, parameters.env_lines, strict=True))
         streamed: dict[tuple[str, str, int], list[Measurement]] = defaultdict(list)
@@ -144,6 +149,15 @@ class CostModel:
                     float(np.median(np.abs(correction.parameters.left_out)))
                 )
         return {name: float(np.median(values)) for name, values in sorted(errors.items())}
+
+    def out_of_line(self, least: float) -> list[Task]:
+        """Timed tasks, of which the others of their kind say something else; the worst first.
+
+        Args:
+            least: by how much, as the logarithm of a ratio.
+        """
+        found = [task for task, miss in self._left_out.items() if miss > least]
+        return sorted(found, key=self._left_out.__getitem__, reverse=True)
 
     def predict(self, tasks: Iterable[Task], *, within_run: bool = False) -> dict[Task, Cost]:
         """Cost each distinct task once.

@@ -1,7 +1,8 @@
 """``calibrate()``: time what a cost model needs within a budget.
 
 Every task gets a first visit in order of usefulness; then those of many more are visited that the
-cost model is least sure of. A second visit follows in reverse order: whatever makes the machine
+cost model is least sure of, and again those whose times it doubts: what others of their kind say is
+far from them. A second visit of the rest follows in reverse order: whatever makes the machine
 slower and slower then hits all tasks alike. What is left of the budget goes to the tasks whose
 medians are known worst. Between visits a sentinel is timed, which tells whether
 other programs or a drifting clock interfered; if so, the calibration says when and by how much.
@@ -41,10 +42,11 @@ _log = logging.getLogger(__name__)
 # With what importing, detecting and fitting take, about a minute and about ten seconds.
 DEFAULT_BUDGET_S = 52.0
 QUICK_BUDGET_S = 5.3
-# Shares of the budget by whose end the first visits, those to what the model is least sure of, and
-# the second visits are to be done.
+# Shares of the budget by whose end the first visits, those to what the model is least sure of or
+# doubts, and the second visits are to be done.
 _FIRST_VISITS = 0.5
 _EXPLORED = 0.65
+_DOUBTED = 0.7
 _SECOND_VISITS = 0.85
 # About so many tasks are visited twice in any case, of those whose visit takes so long at most.
 _LOOKED_BACK_AT, _CHEAP_S = 40, 0.005
@@ -52,6 +54,8 @@ _LOOKED_BACK_AT, _CHEAP_S = 40, 0.005
 _TOGETHER = 48
 # So many tasks are picked at a time, before the model is fitted anew, and in all.
 _PICKED, _MOST_PICKED = 24, 96
+# A timing that others of its kind miss by more, as the logarithm of a ratio, is doubted.
+_OUT_OF_LINE = 0.1
 # No first visit may take more than this many times its share of the time that is left; but this
 # share of the whole budget is for any.
 _LARGEST_SHARE = 6.0
@@ -196,6 +200,8 @@ def _calibrate(
     try:
         session.first_visits()
         session.explore(candidates)
+        if not quick:  # fitting takes too much of its time
+            session.doubt()
         session.look_back()
         session.second_visits()
         session.refine()
@@ -348,6 +354,24 @@ class _Session:
                     self._visit(task, share_s, refining=False)
                     self._done += 1
 
+    def doubt(self) -> None:
+        """Visit again what others of its kind contradict, up to twice where visits do, too."""
+        deadline_s = self._start_s + _DOUBTED * self._budget_s
+        try:
+            timed = tuple(self.measurements())
+            model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
+        except CalibrationError:  # as in explore
+            return
+        probed = {part: task for task, series in self._series.items() for part in series.tasks}
+        doubted = list(dict.fromkeys(probed[task] for task in model.out_of_line(_OUT_OF_LINE)))
+        for _ in range(2):
+            for task in _by_pool(doubted):
+                if device.now() >= deadline_s:
+                    return
+                if self._needed_s(task) <= self._long_s and not (task.beside and self._no_load):
+                    self._visit(task, 0.0, refining=True)
+            doubted = [task for task in doubted if self._series[task].visits_differ(_OUT_OF_LINE)]
+
     def look_back(self) -> None:
         """Visit some cheap tasks of every sort again: how far visits differ has to be known."""
         cheap = [
@@ -361,7 +385,7 @@ class _Session:
             self._visit(task, 0.0, refining=True)
 
     def second_visits(self) -> None:
-        """Visit every task again in reverse order, as far as the time for it goes."""
+        """Visit every task a second time, in reverse order, as far as the time for it goes."""
         pending = [task for task, series in self._series.items() if series.times_s]
         deadline_s = self._start_s + _SECOND_VISITS * self._budget_s
         while pending and device.now() < deadline_s:
@@ -371,6 +395,7 @@ class _Session:
             if (
                 self._needed_s(task) <= _LARGEST_SHARE * share_s
                 and series.wants_more
+                and len(series.visits) < 2
                 and not no_load
             ):
                 self._visit(task, share_s, refining=True)

@@ -106,6 +106,13 @@ class Series:
         """Whether more samples may still be added."""
         return not self.times_s or len(self.times_s[0]) < MAX_SAMPLES
 
+    def visits_differ(self, least: float) -> bool:
+        """Whether medians of two visits are further apart, as the logarithm of their ratio."""
+        return any(
+            math.log(max(m.visit_medians_s) / min(m.visit_medians_s)) > least
+            for m in self.measurements()
+        )
+
     def measurements(self) -> list[Measurement]:
         """One measurement per task, empty before the first sample."""
         return [

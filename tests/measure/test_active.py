@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 import numpy as np
 import pytest
 
+from autoplace import device
 from autoplace.cost_model import fit_cost_model
 from autoplace.measure import active
 from autoplace.measure import calibrate as measuring
 from autoplace.measure.active import least_sure
 from autoplace.measure.grid import calibration_tasks, candidate_tasks
+from autoplace.measure.probes import build_probe
+from autoplace.measure.timing import Probe
 from autoplace.measurement import Task
 from autoplace.workload import NetworkSpec
 from tests.emulated.machine import EmulatedMachine
@@ -80,3 +84,44 @@ def test_a_calibration_adds_what_its_model_was_least_sure_of(monkeypatch):
         found = measuring.calibrate(budget_s=8.0, machine=machine.machine())
     assert [len(tasks) for tasks in picked] == [3, 3]
     assert {task for tasks in picked for task in tasks} <= set(found.by_task)
+
+
+def test_what_the_others_contradict_is_timed_again_until_two_visits_agree(monkeypatch):
+    """Another program takes as much time as one policy step on its first visit, and on no other."""
+    spec = MachineSpec(cpu=dataclasses.replace(CpuSpec(), cores=1), accelerators=())
+    built: collections.Counter[Task] = collections.Counter()
+    steps = [t for t in calibration_tasks(("cpu",), 1) if t.op == "policy_step"]
+    odd = steps[len(steps) // 2]
+
+    def disturbed(task: Task) -> Probe:
+        probe = build_probe(task)
+        built[task] += 1
+        if task != odd or built[task] > 1:
+            return probe
+
+        def sample(calls: int) -> list[float]:
+            seconds = [2 * s for s in probe.sample(calls)]
+            device.charge(seconds=calls * sum(seconds) / 2)
+            return seconds
+
+        return dataclasses.replace(probe, sample=sample)
+
+    def second_visits(session) -> None:
+        for task, series in session._series.items():
+            visited.setdefault(task, len(series.visits))
+
+    visited: dict[Task, int] = {}
+    monkeypatch.setattr(measuring, "build_probe", disturbed)
+    monkeypatch.setattr(measuring, "measure_process_start", lambda **options: [])
+    monkeypatch.setattr(measuring, "candidate_tasks", lambda *_, **__: [])
+    monkeypatch.setattr(measuring._Session, "look_back", second_visits)
+    monkeypatch.setattr(measuring._Session, "second_visits", lambda _: None)
+    monkeypatch.setattr(measuring._Session, "refine", lambda _: None)
+    with EmulatedMachine(spec, dry=True) as machine:
+        found = measuring.calibrate(budget_s=8.0, machine=machine.machine())
+        probe = build_probe(odd)
+        (true_s,) = probe.sample(10)
+        probe.close()
+    assert visited[odd] == 3
+    assert found.by_task[odd].median_s == pytest.approx(true_s, rel=0.01)
+    assert sum(visited[task] > 1 for task in steps) < len(steps) / 2
