@@ -18,11 +18,15 @@ _ERROR = 0.05  # relative; misses beyond it count less and less
 _ROUNDS = 8  # of weighing anew
 _SEARCH_ROUNDS = 3
 _OTHERS = 0.2  # weight of timings of the other regime, as a share
-_MOST_STARTS = 2
+_MOST_STARTS = 3
 _LEAST_ROWS = 10  # timings that a regime of its own takes
-# What a regime may begin at a size of: exponents of m, k and n.
+# What a regime may begin at a size of: exponents of m, k and n. The last one is that of short sums,
+# which are not worth an algorithm of their own.
 _SIZES = np.array(
-    [(1, 1, 1), (0, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 1)],
+    [
+        *((1, 1, 1), (0, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 1)),
+        (0, -1, 0),
+    ],
     dtype=float,
 )
 _QUANTILES = np.linspace(0.04, 0.96, 24)

@@ -61,6 +61,24 @@ def test_a_library_that_packs_large_products_is_told_at_sizes_that_were_not_time
     assert misses(regimes, unseen) < 0.3 * misses(alone, unseen)
 
 
+def short_sums_s(m: int, k: int, n: int) -> float:
+    """A library that has an algorithm for small results, but not for those of short sums."""
+    if m * n <= 1200 and k > 31:
+        return 0.6e-6 + 1.2e-11 * m * k * n
+    return 2e-6 + 0.8e-11 * m * k * n + 4e-10 * k * n
+
+
+def test_two_conditions_of_an_algorithm_are_told_apart() -> None:
+    regimes = fit_regimes(timed(200, 0, short_sums_s))
+    assert regimes is not None
+    starts = {tuple(exponents): start for *exponents, start in regimes.starts}
+    assert starts[1, 0, 1] == pytest.approx(1200, rel=0.2)
+    assert 1 / starts[0, -1, 0] == pytest.approx(31.5, rel=0.2)
+    unseen = timed(100, 1, short_sums_s)
+    alone = Regimes(regimes.single, (), regimes.above, regimes.above)
+    assert misses(regimes, unseen) < 0.3 * misses(alone, unseen)
+
+
 def test_a_change_of_algorithm_is_put_halfway_between_the_sizes_that_it_lies_between() -> None:
     rows = timed(120, seed=0)
     regimes = fit_regimes(rows)

@@ -6,8 +6,8 @@ all others are taken to be known as well as if that one had been timed (maximum-
 Rasmussen and Williams 2006, eq. 2.24).
 
 Where a library changes its algorithm for products costs are not smooth, and between the two timed
-products that the change lies between either may be used. Those gaps are halved and halved again,
-and some more products around them tell whether the change was found where it is.
+products that the change lies between either may be used. Those gaps are cut in four and in four
+again, and some more products around them tell whether the change was found where it is.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _TIMING_ERROR = 0.02
 _CLOSE = 1.05
 _AROUND, _AROUND_FACTOR = 4, 1.5
 # Only products count there that take so many times as long by one algorithm as by the other; sizes
-# that the change is none of are so large.
+# that no change is one of are so large.
 _CONTRAST, _FREE = 1.2, 128
+_CUTS = (0.5, 0.25, 0.75)  # of a gap, in logarithms
 
 
 def least_sure(model: CostModel, candidates: Sequence[Task], count: int) -> list[Task]:
@@ -74,7 +75,7 @@ def between_regimes(model: CostModel, timed: Collection[Task]) -> list[Task]:
 
 
 def _near_starts(regimes: Regimes, products: Sequence[Task]) -> Iterator[Task]:
-    """For each start of the later regime one halfway between its neighbours, and some around it."""
+    """For each start of the later regime some between its neighbours, and some around it."""
     for index, (*exponents, start) in enumerate(regimes.starts):
         others = (*regimes.starts[:index], *regimes.starts[index + 1 :])
         sizes = {
@@ -90,20 +91,28 @@ def _near_starts(regimes: Regimes, products: Sequence[Task]) -> Iterator[Task]:
         below, above = max(smaller, key=sizes.__getitem__), min(larger, key=sizes.__getitem__)
         wanted: list[tuple[float, Sequence[int]]] = []
         if sizes[above] >= _CLOSE * sizes[below]:
-            shapes = zip(below.shape, above.shape, strict=True)
-            middle = [round(math.sqrt(one * other)) for one, other in shapes]
-            wanted.append((math.sqrt(sizes[below] * sizes[above]), middle))
+            for share in _CUTS:
+                size = _between(sizes[below], sizes[above], share)
+                pairs = zip(below.shape, above.shape, strict=True)
+                wanted.append((size, [round(_between(*pair, share)) for pair in pairs]))
         if sum(sizes[task] <= start * _AROUND_FACTOR for task in larger) < _AROUND:
             wanted.append((start * math.sqrt(_AROUND_FACTOR), above.shape))
         if sum(sizes[task] >= start / _AROUND_FACTOR for task in smaller) < _AROUND:
             wanted.append((start / math.sqrt(_AROUND_FACTOR), below.shape))
+        matters = [any(start[i] for start in regimes.starts) for i in range(3)]
         for size, shape in wanted:
-            yield dataclasses.replace(below, shape=_of_size(size, shape, exponents))
+            free = [s if m else _FREE for s, m in zip(shape, matters, strict=True)]
+            yield dataclasses.replace(below, shape=_of_size(size, free, exponents))
+
+
+def _between(first: float, second: float, share: float) -> float:
+    """What divides the way between two numbers, in logarithms."""
+    return float(first ** (1 - share) * second**share)
 
 
 def _of_size(size: float, shape: Sequence[int], exponents: Sequence[float]) -> tuple[int, ...]:
     """A shape near one that has a size, as closely as whole numbers let it."""
-    adjusted = [s if e else _FREE for s, e in zip(shape, exponents, strict=True)]
+    adjusted = list(shape)
     longest = max((i for i, e in enumerate(exponents) if e), key=adjusted.__getitem__)
     rest = math.prod(
         s**e for i, (s, e) in enumerate(zip(shape, exponents, strict=True)) if i != longest

@@ -52,7 +52,7 @@ _SECOND_VISITS = 0.85
 _LOOKED_BACK_AT, _CHEAP_S = 40, 0.005
 # So many tasks in a row may be put in another order, for threads to keep out of others' way.
 _TOGETHER = 48
-# So many tasks are picked at a time, before the model is fitted anew, and in all.
+# So many candidates are picked at a time, before the model is fitted anew, and in all.
 _PICKED, _MOST_PICKED = 24, 96
 # A timing that others of its kind miss by more, as the logarithm of a ratio, is doubted.
 _OUT_OF_LINE = 0.1
@@ -345,7 +345,7 @@ class _Session:
             for index, task in enumerate(_by_pool(chosen)):
                 if task in pending:
                     pending.remove(task)
-                visited += 1
+                    visited += 1
                 share_s = (deadline_s - device.now()) / (len(chosen) - index)
                 if share_s <= 0:
                     return
