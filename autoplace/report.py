@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from autoplace.crossover import Crossover
 from autoplace.machine import Machine
-from autoplace.measurement import Calibration
+from autoplace.measurement import Calibration, Measurement
 from autoplace.planner.explain import describe_placement
 from autoplace.results import Forecast, StageComparison
 from autoplace.units import (
@@ -63,6 +63,7 @@ def describe_calibration(
         f"{len(calibration.measurements)} tasks timed in {format_seconds(calibration.spent_s)} on "
         f"{', '.join(calibration.devices)}",
         _crossover_table(crossovers),
+        _env_table(calibration.measurements),
         _error_line(errors),
     ]
     parts += [f"Warning: {warning}" for warning in calibration.warnings]
@@ -96,6 +97,31 @@ def _interval(crossover: Crossover) -> str:
     low = "below" if crossover.low is None else f"{crossover.low:.0f}"
     high = "beyond" if crossover.high is None else f"{crossover.high:.0f}"
     return f"{low} to {high}"
+
+
+def _env_table(measurements: Iterable[Measurement]) -> str:
+    rows = [m for m in measurements if m.task.op == "env_step" and m.task.env is not None]
+    if not rows:
+        return ""
+    width = max(len("environment"), *(len(m.task.env.id) for m in rows if m.task.env)) + 2
+    lines = [
+        "Vector steps under random actions, and what a policy step takes more behind one",
+        f"{'environment':<{width}}{'backend':<13}{'envs':>5}{'step':>10}{'spread':>9}"
+        f"{'episode':>11}{'its end':>10}   policy step",
+    ]
+    for m in rows:
+        task, episodes = m.task, m.episodes
+        assert task.env is not None
+        workers = f" x {task.workers}" if task.workers else ""
+        length = f"{episodes.steps:,.0f} steps" if episodes else "-"
+        end = format_seconds(episodes.end_s) if episodes else "-"
+        cold = ", ".join(f"{engine} {format_seconds(s)}" for engine, s in m.cold_s) or "-"
+        lines.append(
+            f"{task.env.id:<{width}}{f'{task.backend}{workers}':<13}{task.num_envs:>5}"
+            f"{format_seconds(m.median_s):>10}{format_percent(m.spread_fraction):>9}"
+            f"{length:>11}{end:>10}   {cold}"
+        )
+    return "\n".join(lines)
 
 
 def _error_line(errors: dict[str, float]) -> str:

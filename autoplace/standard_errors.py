@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 _MAD_EFFICIENCY = 0.37
 _MEDIAN_VARIANCE = 1.2533**2  # of a median, times the samples, over that of a sample
 _PAIRS_FOR_HALF = 20  # of visits of one kind, whose say is worth one half
+_MOST_APART = math.log(INTERFERED)
 _LEAST_SPREAD = 1e-4  # relative; no clock resolves less of a sample
 _MOST_FREEDOM = 1e4  # degrees of freedom that are as good as infinitely many
 
@@ -64,7 +65,8 @@ def _visit_errors(spreads: Mapping[Measurement, float]) -> VisitErrors:
     """What visits of the same task differ by beyond what their samples explain.
 
     It goes by what 90 % of the differences keep within, as the intervals do: now and then visits
-    differ by far more than usual.
+    differ by far more than usual. Of other programs' work, which takes any number of times as long,
+    no more counts than makes it known as such.
     """
     differences: dict[tuple[str, str, str, bool], list[tuple[float, float]]] = defaultdict(list)
     for m, spread in spreads.items():
@@ -72,11 +74,9 @@ def _visit_errors(spreads: Mapping[Measurement, float]) -> VisitErrors:
         for (first, second), (few, more) in zip(
             itertools.pairwise(m.visit_medians_s), itertools.pairwise(m.visits), strict=True
         ):
-            if max(first, second) > INTERFERED * min(first, second):
-                continue
             sampled = _MEDIAN_VARIANCE * spread**2 * (1 / few + 1 / more)
             kind = task.op, task.device, task.engine, task.threads > 1
-            differences[kind].append((math.log(second / first), sampled))
+            differences[kind].append((min(abs(math.log(second / first)), _MOST_APART), sampled))
     everything = _typical([pair for found in differences.values() for pair in found], 0.0)
     by_device = {
         (device, is_threaded): _typical(
@@ -103,7 +103,7 @@ def _typical(pairs: Sequence[tuple[float, float]], others: float) -> float:
     """
     if not pairs:
         return others
-    differences, sampled = np.abs(pairs).T
+    differences, sampled = np.array(pairs).T
     most = float(np.quantile(differences, 0.9, method="median_unbiased")) / Z90
     own = max(most**2 - float(np.median(sampled)), 0.0) / 2
     share = len(pairs) / (len(pairs) + _PAIRS_FOR_HALF)

@@ -8,8 +8,9 @@ import pytest
 
 from autoplace.cost_model import fit_cost_model
 from autoplace.crossover import Crossover, find_crossovers
-from autoplace.measurement import Task
+from autoplace.measurement import Episodes, Task
 from autoplace.report import describe_calibration
+from autoplace.workload import EnvSpec
 from tests.synthetic import GPU, Truth, make_calibration
 
 
@@ -94,3 +95,25 @@ def test_the_text_shows_each_crossover_and_the_errors() -> None:
         if crossover.size is not None:
             assert f"{crossover.size:.0f}" in text
     assert "matmul@cuda:0" in text
+
+
+def test_the_text_shows_what_is_known_of_each_environment() -> None:
+    calibration = make_calibration(Truth(), env=EnvSpec.make("Known-v0"), env_step_s=1e-4)
+    measurements = [
+        dataclasses.replace(
+            m, episodes=Episodes(end_s=3e-5, steps=21.4, limit=500), cold_s=(("eager", 2e-5),)
+        )
+        if m.task.op == "env_step" and m.task.num_envs == 8
+        else m
+        for m in calibration.measurements
+    ]
+    text = describe_calibration(
+        dataclasses.replace(calibration, measurements=tuple(measurements)), (), {}
+    )
+    rows = [line.split() for line in text.splitlines() if line.startswith("Known-v0")]
+    assert [row[2] for row in rows] == ["1", "8", "64"]
+    assert (
+        rows[1][3:5] == ["805", "µs"] and " ".join(rows[1][7:]) == "21 steps 30.0 µs eager 20.0 µs"
+    )
+    assert rows[0][7:] == ["-", "-", "-"]
+    assert "Vector steps" not in describe_calibration(make_calibration(Truth()), (), {})
