@@ -29,7 +29,7 @@ _SIZES = np.array(
     ],
     dtype=float,
 )
-_QUANTILES = np.linspace(0.04, 0.96, 24)
+_QUANTILES = np.linspace(0.04, 0.96, 14)
 _NEAR = 4  # timed sizes on either side of the best of these that a start is looked for between
 # Regimes that miss not even so much less than one alone are taken for chance.
 _WORTH_A_REGIME = 0.95

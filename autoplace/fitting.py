@@ -186,6 +186,13 @@ def _fit_factors(parts: Sequence[Parts], log_seconds: Array) -> list[float]:
         model = np.log([p.total_s(factors) for p in parts])
         return np.concatenate([(model - log_seconds) / 0.1, theta / 1.5])
 
-    fit = least_squares(residual, np.zeros(num_parts), loss="soft_l1", f_scale=1.0, max_nfev=60)
+    def jacobian(theta: Array) -> Array:
+        factors = np.exp(theta)
+        gradients = np.array([p.gradient(factors)[:num_parts] for p in parts])
+        return np.vstack([gradients / 0.1, np.eye(num_parts) / 1.5])
+
+    fit = least_squares(
+        residual, np.zeros(num_parts), jacobian, loss="soft_l1", f_scale=1.0, max_nfev=60
+    )
     found: list[float] = np.exp(fit.x).tolist()
     return found
