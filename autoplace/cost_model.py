@@ -268,13 +268,7 @@ class CostModel:
 
     def _env_step(self, task: Task) -> Cost:
         """A vector step of n envs costs a + b n, from the measured numbers of the same env."""
-        rows = self._env_steps.get(any_number(task), [])
-        if not rows:
-            assert task.env is not None
-            raise CalibrationError(
-                f"no step time of {task.env.id} ({task.backend}) is in the calibration: "
-                f"run `autoplace calibrate --env {task.env.id}`"
-            )
+        rows = self._timed_env_steps(task)
         numbers = np.array([float(m.task.num_envs) for m in rows])
         error = max(self._errors[m.task] for m in rows)
         line = self._env_lines[any_number(task)]
@@ -296,32 +290,62 @@ class CostModel:
 
         Args:
             task: an env step, or a cold policy step behind one.
+
+        Raises:
+            CalibrationError: there is none.
         """
-        same = dataclasses.replace(any_number(task), op="env_step", engine=EAGER)
         return min(
-            self._env_steps[same],
+            self._timed_env_steps(task),
             key=lambda m: abs(math.log(m.task.num_envs / task.num_envs)),
         )
 
+    def _timed_env_steps(self, task: Task) -> list[Measurement]:
+        like = dataclasses.replace(any_number(task), op="env_step", device="cpu", engine=EAGER)
+        if like not in self._env_steps:
+            assert task.env is not None
+            raise CalibrationError(
+                f"no step time of {task.env.id} ({task.backend}) is in the calibration: "
+                f"run `autoplace calibrate --env {task.env.id}`"
+            )
+        return self._env_steps[like]
+
+    def like_env_step(self, task: Task) -> Measurement:
+        """As :meth:`nearest_env_step`, or of another backend where that tells of no episodes."""
+        nearest = self.nearest_env_step(task)
+        if nearest.episodes is not None or nearest.origin == "given":
+            return nearest
+        others = (m for rows in self._env_steps.values() for m in rows if m.task.env == task.env)
+        return next((m for m in others if m.episodes is not None), nearest)
+
     def _cold(self, task: Task) -> Cost:
-        """What a policy step takes more behind a vector step, next to nothing where unknown."""
+        """What a policy step takes more behind a vector step, next to nothing where unknown.
+
+        An engine that was not timed so makes no more of the caches' work than the best that was.
+        """
         known = self.nearest_env_step(task)
-        seconds = dict(known.cold_s).get(task.engine, 0.0)
-        return _cost(max(seconds, _LEAST_S), _COLD_ERROR, _SOURCES[known.origin])
+        by_engine = dict(known.cold_s)
+        least_s = min(by_engine.values(), default=0.0)
+        seconds, error = by_engine.get(task.engine, least_s), _COLD_ERROR
+        if task.engine not in by_engine:
+            error = UNTIMED_ERROR
+        return _cost(max(seconds, _LEAST_S), error, _SOURCES[known.origin])
 
     def _as_in_a_run(self, task: Task, cost: Cost) -> Cost:
-        """The cost of a vector step whose episodes last as long as they are expected to."""
+        """The cost of a vector step whose episodes last as long as they are expected to.
+
+        Its interval reaches as far as what was timed.
+        """
         if task.op != "env_step" or cost.source == "given":
             return cost
-        episodes = self.nearest_env_step(task).episodes
+        known = self.nearest_env_step(task)
+        episodes = known.episodes or self.like_env_step(task).episodes
         if episodes is None:
             return cost
-        end_s = task.num_envs * episodes.end_s
-        fewer = 1 / episodes.steps - episodes.expected_ends
-        seconds = max(cost.seconds - end_s * fewer, _LEAST_WITHOUT_ENDS * cost.seconds)
-        error = cost.standard_error_s / cost.seconds
-        open_s = end_s * episodes.ends_error
-        return _cost(seconds, math.hypot(error, open_s / seconds), cost.source)
+        ends = known.expected_valid_fraction / episodes.expected_steps  # for each row
+        saved_s = task.num_envs * episodes.end_s * (episodes.timed_ends - ends)
+        seconds = max(cost.seconds - saved_s, _LEAST_WITHOUT_ENDS * cost.seconds)
+        error = math.hypot(cost.standard_error_s / cost.seconds, saved_s / Z90 / seconds)
+        return _cost(seconds, error, cost.source)
 
     def _from_one_number(self, task: Task, known: Measurement) -> float:
         """Seconds in proportion to the environments.

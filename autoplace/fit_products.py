@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,7 +31,6 @@ _SIZES = np.array(
     dtype=float,
 )
 _QUANTILES = np.linspace(0.04, 0.96, 14)
-_NEAR = 4  # timed sizes on either side of the best of these that a start is looked for between
 # Regimes that miss not even so much less than one alone are taken for chance.
 _WORTH_A_REGIME = 0.95
 
@@ -110,7 +110,8 @@ def _sharpened(
     """
     free = np.unique(sizes[~before])
     at = int(np.searchsorted(free, found[0]))
-    splits = range(max(1, at - _NEAR), min(len(free), at + _NEAR + 1))
+    near = math.ceil(len(free) / len(_QUANTILES))  # as far as the next of them
+    splits = range(max(1, at - near), min(len(free), at + near + 1))
     better = []
     for start in (float(np.sqrt(free[i - 1] * free[i])) for i in splits):
         reached = before | (sizes >= start)

@@ -34,7 +34,7 @@ OPS = (
     "interpreter",  # a stretch of Python, as environments are made of
     "env_step",  # one vector step of num_envs environments under random actions
     "policy_step",  # the trainer's own: observations in, actions out, rollout row written
-    "cold_policy_step",  # what one right behind a vector step takes more than behind another one
+    "cold_policy_step",  # what one behind a vector step takes more than behind a policy step
     "obs_to_device",  # one vector step's observations leave for the device
     "action_to_host",  # one vector step's actions come back, the wait for the policy included
     "bookkeeping",  # once per iteration: noise and orders of minibatches drawn, episodes counted
@@ -154,44 +154,29 @@ class Episodes:
     Attributes:
         end_s: seconds that the end of one episode adds to a vector step: the reset, mostly.
         steps: mean env steps of an episode.
+        timed_ends: ends of episodes for each row of the vector steps that the median goes by.
         limit: steps after which episodes are truncated, where the environment says so.
     """
 
     end_s: float
     steps: float
+    timed_ends: float
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.end_s >= 0 and self.steps > 0, self
-
-    @property
-    def expected_ends(self) -> float:
-        """Ends per env step that a run is expected to have, see :attr:`expected_steps`."""
-        return self._moments[0]
+        assert self.end_s >= 0 and self.steps > 0 and self.timed_ends >= 0, self
 
     @property
     def expected_steps(self) -> float:
-        """Env steps of an episode in a run, by the ends expected of it.
+        """Env steps of an episode in a run, by the ends that are expected for each of them.
 
         Random actions say where a policy begins, and the limit is as far as one that learns to last
-        can come. Between the two nothing is known, so each doubling of the length counts alike.
+        can come. Between the two nothing is known, so each doubling of the length counts alike:
+        the mean of 1 / length, its logarithm uniform, is (1/a - 1/b) / ln(b/a).
         """
-        return 1 / self.expected_ends
-
-    @property
-    def ends_error(self) -> float:
-        """Standard error of :attr:`expected_ends`."""
-        mean, square = self._moments
-        return math.sqrt(max(square - mean**2, 0.0))
-
-    @property
-    def _moments(self) -> tuple[float, float]:
-        """Of 1 / length: its mean and that of its square, the logarithm of length uniform."""
         most, least = 1 / self.steps, 1 / max(self.limit or 0, self.steps)
         span = math.log(most / least)
-        if span < 1e-6:
-            return most, most**2
-        return (most - least) / span, (most**2 - least**2) / (2 * span)
+        return span / (most - least) if span > 1e-6 else self.steps
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
@@ -209,8 +194,9 @@ class Measurement:
         origin: ``measured``; ``scaled`` from another machine's; or ``given`` by the user.
         valid_fraction: share of an env step's rows that were transitions; the others only reset.
         episodes: how they ended meanwhile, where enough did to tell.
-        cold_s: seconds that a policy step takes more right behind such a vector step, whose code
-            and data are in the caches then, by engine.
+        cold_s: seconds that a policy step right behind such a vector step, whose code and data are
+            in the caches then, takes more than others, and makes the next vector step take more
+            than one of the fastest engine does; by engine.
         process_bytes: memory that the first environment of a process start adds to the process,
             beyond its own.
         env_bytes: memory that each of its environments holds.
@@ -276,7 +262,8 @@ class Measurement:
         """:attr:`valid_fraction` with episodes as long as they are expected to be in a run."""
         if self.episodes is None:
             return self.valid_fraction
-        return 1 - (1 - self.valid_fraction) * self.episodes.steps * self.episodes.expected_ends
+        resets = (1 / self.valid_fraction - 1) * self.episodes.steps  # rows, for each episode
+        return 1 / (1 + resets / self.episodes.expected_steps)
 
     @property
     def num_samples(self) -> int:

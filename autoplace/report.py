@@ -18,6 +18,7 @@ from autoplace.units import (
     format_seconds,
     significant,
 )
+from autoplace.workload import EnvSpec
 
 if TYPE_CHECKING:  # these types come with torch, their text does not need it
     from autoplace.export import ExportResult
@@ -103,7 +104,8 @@ def _env_table(measurements: Iterable[Measurement]) -> str:
     rows = [m for m in measurements if m.task.op == "env_step" and m.task.env is not None]
     if not rows:
         return ""
-    width = max(len("environment"), *(len(m.task.env.id) for m in rows if m.task.env)) + 2
+    names = {m.task.env: _env_name(m.task.env) for m in rows if m.task.env is not None}
+    width = max(len("environment"), *map(len, names.values())) + 2
     lines = [
         "Vector steps under random actions, and what a policy step takes more behind one",
         f"{'environment':<{width}}{'backend':<13}{'envs':>5}{'step':>10}{'spread':>9}"
@@ -117,11 +119,15 @@ def _env_table(measurements: Iterable[Measurement]) -> str:
         end = format_seconds(episodes.end_s) if episodes else "-"
         cold = ", ".join(f"{engine} {format_seconds(s)}" for engine, s in m.cold_s) or "-"
         lines.append(
-            f"{task.env.id:<{width}}{f'{task.backend}{workers}':<13}{task.num_envs:>5}"
+            f"{names[task.env]:<{width}}{f'{task.backend}{workers}':<13}{task.num_envs:>5}"
             f"{format_seconds(m.median_s):>10}{format_percent(m.spread_fraction):>9}"
             f"{length:>11}{end:>10}   {cold}"
         )
     return "\n".join(lines)
+
+
+def _env_name(env: EnvSpec) -> str:
+    return env.id if env.kwargs_json == "{}" else f"{env.id} {env.kwargs_json}"
 
 
 def _error_line(errors: dict[str, float]) -> str:

@@ -177,19 +177,20 @@ def test_an_environment_between_two_timed_numbers_is_interpolated() -> None:
     assert cost.source == "interpolated"
 
 
-def test_episodes_are_as_long_as_in_a_run_and_policy_steps_as_cold() -> None:
-    calibration = make_calibration(Truth(), env=ENV, env_step_s=1e-4)
-    episodes = Episodes(end_s=2e-4, steps=10.0, limit=100)
-
-    def known(m: Measurement) -> Measurement:
-        if m.task.op != "env_step":
-            return m
-        cold_s = (("numpy", 1e-6 * m.task.num_envs),)
-        return dataclasses.replace(m, episodes=episodes, cold_s=cold_s)
-
-    model = fit_cost_model(
-        dataclasses.replace(calibration, measurements=tuple(map(known, calibration.measurements)))
+def with_env_steps(calibration: Calibration, **known: object) -> Calibration:
+    return dataclasses.replace(
+        calibration,
+        measurements=tuple(
+            dataclasses.replace(m, **known) if m.task.op == "env_step" else m  # type: ignore[arg-type]
+            for m in calibration.measurements
+        ),
     )
+
+
+def test_episodes_are_as_long_as_in_a_run() -> None:
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=1e-4)
+    episodes = Episodes(end_s=2e-4, steps=10.0, timed_ends=0.1, limit=100)
+    model = fit_cost_model(with_env_steps(calibration, episodes=episodes))
     before = fit_cost_model(calibration)
     for number in (8, 20):  # timed, and in between
         task = Task(op="env_step", env=ENV, backend="sync", num_envs=number)
@@ -197,12 +198,41 @@ def test_episodes_are_as_long_as_in_a_run_and_policy_steps_as_cold() -> None:
         # 0.1 ends per step when it was timed, 0.0391 in a run.
         saved_s = number * 2e-4 * (0.1 - 0.0390865)
         assert cost.seconds == pytest.approx(timed.seconds - saved_s, rel=1e-5)
-        assert cost.high_s / cost.low_s > timed.high_s / timed.low_s
+        assert cost.high_s > timed.seconds  # the interval reaches as far as what was timed
+    # Where the median of what was timed saw no end, they are added.
+    unseen = dataclasses.replace(episodes, timed_ends=0.0)
+    more = fit_cost_model(with_env_steps(calibration, episodes=unseen)).predict([task])[task]
+    assert more.seconds == pytest.approx(timed.seconds + number * 2e-4 * 0.0390865, rel=1e-5)
+
+
+def test_a_backend_that_saw_too_few_episodes_goes_by_another() -> None:
+    calibration = make_calibration(Truth(), env=ENV, env_step_s=1e-4)
+    episodes = Episodes(end_s=2e-4, steps=10.0, timed_ends=0.1, limit=100)
+    calibration = with_env_steps(calibration, episodes=episodes)
+    other = Task(op="env_step", env=ENV, backend="process", workers=1, num_envs=8)
+    timed = Measurement(task=other, times_s=(1e-3,) * 5)
+    both = dataclasses.replace(calibration, measurements=(*calibration.measurements, timed))
+    cost = fit_cost_model(both).predict([other])[other]
+    assert cost.seconds == pytest.approx(1e-3 - 8 * 2e-4 * (0.1 - 0.0390865), rel=1e-5)
+
+
+def test_policy_steps_are_as_cold_as_behind_the_environment() -> None:
+    calibration = make_calibration(Truth(gpu=True), env=ENV)
+    cold_s = (("numpy", 3e-6), ("eager", 2e-5))
+    model = fit_cost_model(with_env_steps(calibration, cold_s=cold_s))
     cold = Task(op="cold_policy_step", env=ENV, backend="sync", num_envs=6, engine="numpy")
-    other = dataclasses.replace(cold, engine="compile")
-    costs = model.predict([cold, other])
-    assert costs[cold].seconds == pytest.approx(8e-6)  # of the nearest number
-    assert costs[other].seconds < 1e-8  # nobody knows
+    on_gpu, graph = (
+        dataclasses.replace(cold, device=GPU, engine=name) for name in ("eager", "graph")
+    )
+    costs = model.predict([cold, on_gpu, graph])
+    assert costs[cold].seconds == pytest.approx(3e-6)
+    assert costs[on_gpu].seconds == pytest.approx(2e-5)  # the host issues it
+    assert costs[graph].seconds == pytest.approx(3e-6)  # was not timed: as little as the best
+    assert costs[graph].high_s / costs[graph].low_s > costs[cold].high_s / costs[cold].low_s
+    nothing = fit_cost_model(calibration).predict([cold])[cold]
+    assert nothing.seconds < 1e-8
+    with pytest.raises(CalibrationError, match="autoplace calibrate --env Other-v0"):
+        model.predict([dataclasses.replace(cold, env=EnvSpec.make("Other-v0"))])
 
 
 def test_fewer_environments_in_as_many_workers_still_have_to_be_handed_over() -> None:

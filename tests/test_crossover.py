@@ -101,7 +101,9 @@ def test_the_text_shows_what_is_known_of_each_environment() -> None:
     calibration = make_calibration(Truth(), env=EnvSpec.make("Known-v0"), env_step_s=1e-4)
     measurements = [
         dataclasses.replace(
-            m, episodes=Episodes(end_s=3e-5, steps=21.4, limit=500), cold_s=(("eager", 2e-5),)
+            m,
+            episodes=Episodes(end_s=3e-5, steps=21.4, timed_ends=0.05, limit=500),
+            cold_s=(("eager", 2e-5),),
         )
         if m.task.op == "env_step" and m.task.num_envs == 8
         else m

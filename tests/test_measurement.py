@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -45,21 +46,18 @@ def test_a_visit_that_met_other_programs_is_left_out() -> None:
 
 
 def test_episodes_in_a_run_are_between_random_ones_and_the_limit() -> None:
-    episodes = Episodes(end_s=1e-5, steps=10.0, limit=100)
-    # The mean of 1 / length, ln length uniform from ln 10 to ln 100: (0.1 - 0.01) / ln 10; of its
-    # square (0.01 - 0.0001) / (2 ln 10).
-    assert episodes.expected_ends == pytest.approx(0.0390865)
-    assert episodes.expected_steps == pytest.approx(25.5843)
-    assert episodes.ends_error == pytest.approx((0.00214976 - 0.0390865**2) ** 0.5, rel=1e-4)
+    episodes = Episodes(end_s=1e-5, steps=10.0, timed_ends=0.1, limit=100)
+    # The mean of 1 / length, ln length uniform from ln 10 to ln 100: (0.1 - 0.01) / ln 10.
+    assert episodes.expected_steps == pytest.approx(1 / 0.0390865)
     for limit in (None, 10, 7):  # nothing says that they could last longer
-        same = Episodes(end_s=1e-5, steps=10.0, limit=limit)
-        assert (same.expected_steps, same.ends_error) == (pytest.approx(10), 0)
-    # Every episode has one row more that only resets, and so lasts 25.6 of 26.6.
+        same = dataclasses.replace(episodes, limit=limit)
+        assert same.expected_steps == pytest.approx(10)
+    # Every episode has one row more that only resets, and so lasts 25.58 of 26.58.
     m = Measurement(
         task=Task(op="env_step"), times_s=(1.0,), valid_fraction=10 / 11, episodes=episodes
     )
-    lost = 1 / 11 * 10 * 0.0390865
-    assert m.expected_valid_fraction == pytest.approx(1 - lost)
+    assert m.expected_valid_fraction == pytest.approx(25.5843 / 26.5843)
+    assert dataclasses.replace(m, episodes=None).expected_valid_fraction == 10 / 11
     assert Measurement.from_json(json.loads(json.dumps(m.to_json()))) == m
 
 

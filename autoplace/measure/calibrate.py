@@ -200,7 +200,7 @@ def _calibrate(
     try:
         session.first_visits()
         session.explore(candidates)
-        if not quick:  # fitting takes too much of its time
+        if not quick and sections is None:  # as for candidates
             session.doubt()
         session.look_back()
         session.second_visits()
@@ -330,12 +330,13 @@ class _Session:
         """Visit what the model is least sure of, until it is sure enough or the time is over."""
         deadline_s = self._start_s + _EXPLORED * self._budget_s
         pending, visited = [task for task in candidates if task not in self._series], 0
+        refused = set[Task]()
         while pending and visited < _MOST_PICKED and device.now() < deadline_s:
             try:
                 timed = tuple(self.measurements())
                 model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
                 chosen = [
-                    *between_regimes(model, self._series.keys()),
+                    *between_regimes(model, self._series.keys() | refused),
                     *least_sure(model, pending, _PICKED),
                 ]
             except CalibrationError:  # the budget did not even reach the basic timings
@@ -353,10 +354,14 @@ class _Session:
                     self._series[task] = Series(tasks=timed_tasks(task))
                     self._visit(task, share_s, refining=False)
                     self._done += 1
+                else:
+                    refused.add(task)
 
     def doubt(self) -> None:
         """Visit again what others of its kind contradict, up to twice where visits do, too."""
         deadline_s = self._start_s + _DOUBTED * self._budget_s
+        if device.now() >= deadline_s:
+            return
         try:
             timed = tuple(self.measurements())
             model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
@@ -368,7 +373,7 @@ class _Session:
             for task in _by_pool(doubted):
                 if device.now() >= deadline_s:
                     return
-                if self._needed_s(task) <= self._long_s and not (task.beside and self._no_load):
+                if self._needed_s(task) <= self._long_s and self._series[task].wants_more:
                     self._visit(task, 0.0, refining=True)
             doubted = [task for task in doubted if self._series[task].visits_differ(_OUT_OF_LINE)]
 

@@ -22,10 +22,11 @@ from autoplace.envs import (
 )
 from autoplace.envs.recorder import OutcomeRecorder
 from autoplace.envs.vector import Step
-from autoplace.measure.acting import host_policy_step, seconds_of, seconds_per_call
+from autoplace.measure.acting import ROLLOUT_STEPS, host_policy_step, seconds_of, seconds_per_call
 from autoplace.measure.env_start import measure_env_start
 from autoplace.measure.timing import Probe, Series, other_work, run_probe
 from autoplace.measurement import Episodes, Measurement, Task
+from autoplace.ppo.rollout import rollout_bytes
 from autoplace.workload import EnvSpec, Hyperparameters
 
 _SEED = 0
@@ -35,9 +36,11 @@ _TIME_LIMIT_S = 0.6
 _SAMPLE_S = 0.02
 _SLOW_TO_MAKE_S = 0.5
 # Where processes step, what they meet in a run counts: they have been asleep while the other side
-# learned, and between two steps a policy acts. Seconds of both.
+# learned. Seconds of that, and of what stands for a policy step that is not taken.
 _LEARNING_S = 0.01
 _ACTING_S = 2e-5
+_FEW_TURNS = 8
+_MOST_BYTES = 1 << 25  # of a rollout that policy steps are timed with
 _SHARE_OF_OTHERS = 4  # of as many steps each other engine than the best gets one
 _POLICY_STEPS_ALONE = 20  # in a row, which find their own code in the caches
 # Vector steps with another number of ends of episodes than most, to tell what an end takes.
@@ -188,47 +191,67 @@ class _Steps:
 
     def __init__(self, episode_limit: int | None) -> None:
         self._limit = episode_limit
-        self._seconds, self._ends = array("d"), array("q")
-        self._rows = self._resets = self._episodes = 0
+        self._seconds, self._ends, self._resets = array("d"), array("q"), array("q")
+        self._rows = 0
+        self._ends_of_samples: list[float] = []  # for each row
         self._cold_s = defaultdict[str, list[float]](list)
+
+    def add(self, seconds: float, step: Step) -> None:
+        """Note a vector step."""
+        self._rows += len(step.rewards)
+        self._seconds.append(seconds)
+        self._ends.append(len(step.ended))
+        self._resets.append(0 if step.valid is None else int(np.count_nonzero(~step.valid)))
+
+    def add_sample(self, first: int, num_envs: int) -> None:
+        """Note that the steps from number ``first`` on were a sample."""
+        ends = self._ends[first:]
+        self._ends_of_samples.append(sum(ends) / (len(ends) * num_envs))
 
     def add_cold(self, engine: str, seconds: float) -> None:
         """Note what policy steps behind vector steps took more than others, on average."""
         self._cold_s[engine].append(seconds)
 
     @property
+    def count(self) -> int:
+        """Vector steps so far."""
+        return len(self._seconds)
+
+    @property
     def cold_s(self) -> tuple[tuple[str, float], ...]:
         """The median of that by engine."""
         return tuple((name, max(median(found), 0.0)) for name, found in self._cold_s.items())
 
-    def add(self, seconds: float, step: Step) -> None:
-        """Note a vector step."""
-        ends = len(step.ended)
-        resets = 0 if step.valid is None else int(np.count_nonzero(~step.valid))
-        self._rows += len(step.rewards)
-        self._resets += resets
-        self._episodes += ends
-        self._seconds.append(seconds)
-        self._ends.append(ends + resets)  # where a reset has a step of its own, either may cost
-
     @property
     def valid_fraction(self) -> float:
         """Share of the rows that were transitions; the others only reset an environment."""
-        return 1 - self._resets / self._rows
+        return 1 - sum(self._resets) / self._rows
 
     @property
     def episodes(self) -> Episodes | None:
         """How they ended; ``None`` where too few did to tell."""
-        seconds, ends = np.frombuffer(self._seconds), np.frombuffer(self._ends, np.int64)
-        numbers, often = np.unique(ends, return_counts=True)
+        # By the median step of each number of ends and resets: means go by the slowest steps.
+        # Where a reset takes a row of its own, either may cost something.
+        numbers, which, often = np.unique(
+            np.stack((self._ends, self._resets), axis=1),
+            axis=0,
+            return_inverse=True,
+            return_counts=True,
+        )
         if often.sum() - often.max() < _STEPS_TO_COMPARE:
             return None
-        # A line through the median step of each number of ends; means go by the slowest steps.
-        middle_s = [np.median(seconds[ends == number]) for number in numbers]
-        slope_s, _ = np.polyfit(numbers, middle_s, 1, w=np.sqrt(often))
+        seconds = np.array(self._seconds)
+        middle_s = [np.median(seconds[which.ravel() == index]) for index in range(len(numbers))]
+        weights = np.sqrt(often)
+        terms = np.column_stack((np.ones(len(numbers)), numbers))
+        (_, end_s, reset_s), *_ = np.linalg.lstsq(
+            terms * weights[:, None], middle_s * weights, rcond=None
+        )
+        episodes, resets = sum(self._ends), sum(self._resets)
         return Episodes(
-            end_s=max(float(slope_s * ends.sum() / self._episodes), 0.0),
-            steps=(self._rows - self._resets) / self._episodes,
+            end_s=max(float(end_s + reset_s * resets / episodes), 0.0),
+            steps=(self._rows - resets) / episodes,
+            timed_ends=median(self._ends_of_samples),
             limit=self._limit,
         )
 
@@ -238,11 +261,12 @@ def _policies(
 ) -> list[tuple[str, Callable[[int], object]]]:
     """The policy step of each engine that is ready at once, the one to know best first.
 
-    With the default network. There are none for images: one takes far longer than its code takes
-    to come into the caches.
+    With the default network. There are none for images and other large observations: one takes far
+    longer than its code takes to come into the caches.
     """
     spec = description.network(Hyperparameters().hidden_sizes)
-    if not spec.is_plain:
+    held = rollout_bytes(spec, rollout_steps=ROLLOUT_STEPS, num_envs=len(observations))
+    if not spec.is_plain or held > _MOST_BYTES:
         return []
     return [
         (engine, host_policy_step(spec, observations, engine, standardized=False))
@@ -276,33 +300,37 @@ def _env_step(task: Task, description: EnvDescription, steps: _Steps) -> Probe:
         steps.add(seconds, step)
         return seconds
 
-    def in_turns(act: Callable[[int], object], calls: int) -> tuple[float, float]:
-        """Seconds of a policy step and of a vector step, one after the other as in a run."""
-        policy_s = step_s = 0.0
-        for call in range(calls):
-            policy_s += seconds_of(act, call)
-            step_s += step()
-        return policy_s / calls, step_s / calls
+    def in_turns(act: Callable[[int], object], turns: int) -> tuple[float, float, float]:
+        """Seconds of a vector step, of the median one, and of the policy step behind it."""
+        policy_s, steps_s = 0.0, []
+        for turn in range(turns):
+            steps_s.append(step())
+            policy_s += seconds_of(act, turn)
+        return sum(steps_s) / turns, median(steps_s), policy_s / turns
 
-    def sample(calls: int) -> tuple[float]:
+    best = policies[0][1] if policies else lambda _: other_work(_ACTING_S)
+    # A few turns tell how many make up a sample.
+    step_s, _, policy_s = in_turns(best, _FEW_TURNS)
+    calls = max(1, min(2000, round(_SAMPLE_S / max(step_s + policy_s, 1e-7))))
+
+    def sample(turns: int) -> tuple[float]:
         if task.workers:
             other_work(_LEARNING_S)
-        if not policies:
-            return (in_turns(lambda _: other_work(_ACTING_S), calls)[1],)
-        (_, best), *others = policies
-        found = [in_turns(best, calls)]
+        first = steps.count
+        found = [in_turns(best, turns)]
+        step_s, best_s, _ = found[0]
+        if turns < calls:  # to warm up
+            return (step_s,)
+        steps.add_sample(first, task.num_envs)
         # Others make vector steps slower, too; where one takes long, it is all that counts.
-        few = calls // _SHARE_OF_OTHERS
-        found += [in_turns(act, few) for _, act in others if few]
-        for (engine, act), (policy_s, step_s) in zip(policies, found, strict=False):
+        few = turns // _SHARE_OF_OTHERS
+        found += [in_turns(act, few) for _, act in policies[1:] if few]
+        for (engine, act), (_, middle_s, policy_s) in zip(policies, found, strict=False):
             seconds_per_call(act, _POLICY_STEPS_ALONE)  # which brings its code into the caches
             alone_s = seconds_per_call(act, _POLICY_STEPS_ALONE)
-            steps.add_cold(engine, policy_s - alone_s + step_s - found[0][1])
-        return (found[0][1],)
+            steps.add_cold(engine, policy_s - alone_s + middle_s - best_s)
+        return (step_s,)
 
-    # A few steps tell how many make up a sample.
-    per_step_s = max(sample(8)[0], 1e-7)
-    calls = max(1, min(2000, round(_SAMPLE_S / per_step_s)))
     return Probe(
         tasks=(task,),
         sample=sample,

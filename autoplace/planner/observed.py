@@ -134,7 +134,7 @@ class ObservedModel(CostModel):
         )
 
     def _implied_factor(self, task: Task) -> float:
-        if not is_accelerator(task.device):
+        if not is_accelerator(task.device) or task.op == "cold_policy_step":  # the host issues it
             return self._cpu_factor
         parts = physics(self.primitives, task)
         on_device = self._observed.slowdown.get(task.device, 1.0)

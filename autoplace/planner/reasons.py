@@ -12,6 +12,8 @@ from autoplace.planner.schemes import Scheme
 from autoplace.units import format_percent, format_rate, format_seconds
 from autoplace.workload import Workload
 
+_WORTH_SAYING = 0.01  # share of a vector step, or of the rows
+
 
 def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -> tuple[str, ...]:
     """Settings that differ from the user's and may change what is learned."""
@@ -37,7 +39,11 @@ def changes_learning(scheme: Scheme, workload: Workload, placement: Placement) -
 def assumes(steps: Measurement) -> tuple[str, ...]:
     """What the cost of vector steps takes for granted; ``steps`` are those nearest to the run's."""
     episodes = steps.episodes
-    if episodes is None or round(episodes.expected_steps) == round(episodes.steps):
+    if episodes is None:
+        return ()
+    fewer = 1 / episodes.steps - 1 / episodes.expected_steps
+    saved = steps.task.num_envs * episodes.end_s * fewer / steps.median_s
+    if max(saved, steps.expected_valid_fraction - steps.valid_fraction) < _WORTH_SAYING:
         return ()
     return (
         f"episodes of {episodes.expected_steps:,.0f} env steps, between the {episodes.steps:,.0f} "

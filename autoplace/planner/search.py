@@ -200,7 +200,7 @@ class Search:
     def _timed_steps(self, costed: Costed) -> Measurement:
         """The timing that is nearest to the vector steps of a placement."""
         parts = (task for work in costed.works for task, _ in work.parts)
-        return self._model.nearest_env_step(next(t for t in parts if t.op == "env_step"))
+        return self._model.like_env_step(next(t for t in parts if t.op == "env_step"))
 
     def rank(self, workload: Workload) -> tuple[Ranking, list[Rejected]]:
         """Every legal placement, best first, and those that may not run."""

@@ -350,6 +350,6 @@ class SelfCheck(Callback):
                     f"now of {self._window.length:.0f}"
                 )
         return (
-            "the environment itself: it was timed under random actions, and other states cost "
-            "other times"
+            "the environment itself: it was timed under random actions, and other states and "
+            "lengths of episodes cost other times"
         )

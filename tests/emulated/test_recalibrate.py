@@ -9,8 +9,9 @@ import pytest
 from autoplace.cost_model import fit_cost_model
 from autoplace.machine import Machine
 from autoplace.measure.calibrate import calibrate, recalibrate
-from autoplace.measurement import Calibration
+from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.sections import section_of
+from autoplace.workload import EnvSpec
 from tests.emulated.machine import EmulatedMachine
 from tests.emulated.spec import load_spec
 
@@ -68,3 +69,22 @@ def test_only_what_depends_on_a_change_is_timed_again(emulated, stored, change, 
     if not sections:
         assert spent_s < 1e-3
     assert fit_cost_model(found).devices == found.devices
+
+
+def test_what_fits_no_model_by_itself_is_timed_without_one(emulated, stored) -> None:
+    """An accelerator's part of a calibration, and one that holds no task at all."""
+    machine = emulated.machine()
+    card = dataclasses.replace(machine, **other_card(machine, uuid="another"))
+    found = recalibrate(stored, machine=card)
+    assert fit_cost_model(found).devices == found.devices
+    env = Measurement(
+        task=Task(op="env_step", env=EnvSpec.make("A-v0"), backend="sync", num_envs=1),
+        times_s=(1e-5,),
+    )
+    before, after = (
+        dataclasses.replace(machine, versions=(*machine.versions, ("gymnasium", version)))
+        for version in ("1.0", "1.1")
+    )
+    with_env = dataclasses.replace(stored.with_measurements([env]), machine=before)
+    left = recalibrate(with_env, machine=after)
+    assert set(left.by_task) == set(stored.by_task)

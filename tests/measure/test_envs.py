@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from autoplace import device
@@ -10,7 +11,7 @@ from autoplace.envs.sync import SyncVectorEnv
 from autoplace.envs.vector import Step
 from autoplace.measure import env_start
 from autoplace.measure import envs as envs_module
-from autoplace.measure.envs import env_tasks, measure_env, part_sizes
+from autoplace.measure.envs import _Steps, env_tasks, measure_env, part_sizes
 from autoplace.workload import EnvSpec
 from tests.emulated import EmulatedMachine
 from tests.emulated import env as emulated_env
@@ -50,6 +51,49 @@ def test_what_the_end_of_an_episode_takes_is_told_from_the_steps(
     assert timed.episodes.end_s == pytest.approx(3e-5, rel=0.01)
     assert timed.episodes.steps == pytest.approx(5, rel=0.05)  # few leave the range before
     assert timed.median_s == pytest.approx(2 * (1e-5 + 3e-5 / 5), rel=0.05)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_reset_that_takes_a_row_of_its_own_counts_whole(num_envs: int) -> None:
+    """Of a vector step of 1 us: 5 us more for an end, and 20 us more for the reset behind it."""
+    steps = _Steps(episode_limit=50)
+    lengths = [3 + env for env in range(num_envs)]
+    place, resets = [0] * num_envs, [False] * num_envs
+    for number in range(600):
+        if number % 20 == 0:
+            first = steps.count
+        place = [0 if reset else p + 1 for p, reset in zip(place, resets, strict=True)]
+        ended = [env for env in range(num_envs) if place[env] == lengths[env]]
+        seconds = 1e-6 + 5e-6 * len(ended) + 2e-5 * sum(resets)
+        flags = np.zeros(num_envs, bool)
+        step = Step(
+            observations=np.zeros((num_envs, 1)),
+            rewards=np.zeros(num_envs),
+            terminated=flags,
+            truncated=flags,
+            ended=ended,
+            final_observations=np.zeros((len(ended), 1)),
+            valid=~np.array(resets),
+        )
+        steps.add(seconds, step)
+        resets = [env in ended for env in range(num_envs)]
+        if number % 20 == 19:
+            steps.add_sample(first, num_envs)
+    found = steps.episodes
+    assert found is not None
+    assert found.end_s == pytest.approx(2.5e-5, rel=0.02)
+    rows = [length / (length + 1) for length in lengths]  # transitions, of each environment's rows
+    assert found.steps == pytest.approx(sum(rows) / (num_envs - sum(rows)), rel=0.02)
+    ends = sum(1 / (length + 1) for length in lengths) / num_envs
+    assert found.timed_ends == pytest.approx(ends, rel=0.1)
+
+
+def test_too_few_ends_tell_nothing() -> None:
+    steps = _Steps(episode_limit=None)
+    for _ in range(100):
+        flags = np.zeros(2, bool)
+        steps.add(1e-6, Step(np.zeros((2, 1)), np.zeros(2), flags, flags, [], np.zeros((0, 1))))
+    assert steps.episodes is None and steps.valid_fraction == 1.0
 
 
 def test_policy_steps_behind_vector_steps_are_set_against_others(

@@ -44,7 +44,9 @@ def test_it_says_how_long_episodes_are_taken_to_be() -> None:
     calibration = make_calibration(Truth(), env=ENV)
     assert "Assumed" not in make_plan(calibration, workload()).explain()
     measurements = tuple(
-        dataclasses.replace(m, episodes=Episodes(end_s=2e-5, steps=10.0, limit=1000))
+        dataclasses.replace(
+            m, episodes=Episodes(end_s=2e-5, steps=10.0, timed_ends=0.1, limit=1000)
+        )
         if m.task.op == "env_step"
         else m
         for m in calibration.measurements

@@ -44,7 +44,7 @@ def policy_step_work(workload: Workload, placement: Placement, *, rows: int = 0)
     warm = per_step_work("policy_step", workload, placement, rows=rows)
     ((task, calls),) = warm.parts
     step = _vector_step(workload, placement, rows)
-    cold = dataclasses.replace(step, op="cold_policy_step", engine=task.engine)
+    cold = dataclasses.replace(step, op="cold_policy_step", device=task.device, engine=task.engine)
     return dataclasses.replace(warm, parts=((task, calls), (cold, calls)))
 
 
