@@ -34,7 +34,7 @@ from autoplace.engines import EAGER
 from autoplace.errors import CalibrationError
 from autoplace.measurement import Calibration, Measurement, Task
 from autoplace.model_parameters import ModelParameters, Timed, any_number, kind_of
-from autoplace.physics import Curve, Parts, Primitives, physics
+from autoplace.physics import LEAST_S, Curve, Parts, Primitives, physics
 
 __all__ = ["CONTEXT_ERROR", "UNTIMED_ERROR", "Z90", "Cost", "CostModel", "fit_cost_model"]
 
@@ -47,7 +47,6 @@ CONTEXT_ERROR = 0.04
 _LEAST_WITHOUT_ENDS = 0.1
 # Relative standard error of what a policy step takes more behind a vector step.
 _COLD_ERROR = 0.2
-_LEAST_S = 1e-9
 # Relative standard error of a size between two timed ones, beyond what bounds it.
 CURVE_ERROR = 0.03
 # Relative standard error of a prediction in whose kind nothing at all was timed, of a time that was
@@ -328,7 +327,7 @@ class CostModel:
         seconds, error = by_engine.get(task.engine, least_s), _COLD_ERROR
         if task.engine not in by_engine:
             error = UNTIMED_ERROR
-        return _cost(max(seconds, _LEAST_S), error, _SOURCES[known.origin])
+        return _cost(max(seconds, LEAST_S), error, _SOURCES[known.origin])
 
     def _as_in_a_run(self, task: Task, cost: Cost) -> Cost:
         """The cost of a vector step whose episodes last as long as they are expected to.
@@ -338,7 +337,7 @@ class CostModel:
         if task.op != "env_step" or cost.source == "given":
             return cost
         known = self.nearest_env_step(task)
-        episodes = known.episodes or self.like_env_step(task).episodes
+        episodes = self.like_env_step(task).episodes
         if episodes is None:
             return cost
         ends = known.expected_valid_fraction / episodes.expected_steps  # for each row

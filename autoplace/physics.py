@@ -289,8 +289,8 @@ class Parts:
         """Seconds with each part scaled by its factor, a nanosecond at least."""
         host, device, tail = self._sums(factors)
         if self.wait_only:
-            return max(max(device - host, 0.0) + tail, _LEAST_S)
-        return max(max(host, device) + tail, _LEAST_S)
+            return max(max(device - host, 0.0) + tail, LEAST_S)
+        return max(max(host, device) + tail, LEAST_S)
 
     def gradient(self, factors: Iterable[float]) -> tuple[float, ...]:
         """Derivatives of log(:meth:`total_s`) by the logarithm of each factor, then by slopes."""
@@ -317,7 +317,7 @@ class Parts:
         )
 
 
-_LEAST_S = 1e-9
+LEAST_S = 1e-9
 
 # Operations that the eager engine issues, counted from its code: (fixed, per hidden layer).
 _MESSAGE_OPS = {"handoff": 40, "hand_over": 160}  # with cold caches

@@ -23,7 +23,7 @@ class Episode:
         env: index of its environment.
         episode_return: undiscounted sum of its raw rewards.
         length: its steps.
-        env_steps: env steps that had been sampled by its end, of those that the tracker saw.
+        env_steps: env steps that had been sampled by its end, those before the tracker included.
     """
 
     env: int
@@ -41,7 +41,11 @@ class EpisodeTracker:
         spent_s: seconds that counting has taken so far.
     """
 
-    def __init__(self, num_envs: int, recent: Iterable[tuple[float, int]] = ()) -> None:
+    def __init__(
+        self, num_envs: int, recent: Iterable[tuple[float, int]] = (), *, env_steps: int = 0
+    ) -> None:
+        """Go on after ``env_steps``, of which the ``recent`` episodes were the last to end."""
+        self._env_steps_before = env_steps
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._recent: deque[tuple[float, int]] = deque(recent, maxlen=WINDOW)
@@ -87,7 +91,7 @@ class EpisodeTracker:
         for env in np.unique(envs).tolist():
             rewards[env, : begun[env]] = 0.0
         self._returns = np.add.accumulate(rewards, 1)[:, -1]
-        self._end(ends, envs, returns, lengths, counted, valid)
+        self._end(ends, envs, returns, lengths, self._env_steps_before + counted, valid)
         self._num_rows += steps * num_envs
         self.num_skipped = self._num_rows - int(counted[-1])
         self.spent_s += now() - start_s
@@ -108,7 +112,7 @@ class EpisodeTracker:
             envs: ``[E]``, whose it is.
             returns: ``[E]``.
             lengths: ``[T, N]``, as if none had ended.
-            counted: ``[T]``, transitions seen until the end of each row.
+            counted: ``[T]``, env steps sampled until the end of each row.
             valid: ``[T, N]``.
         """
         before = np.zeros_like(self._lengths)  # when the episode in progress began
@@ -130,7 +134,7 @@ class EpisodeTracker:
         self._lengths = lengths[-1] - before
 
     def take_ended(self, env_steps: int) -> tuple[Episode, ...]:
-        """Episodes that ended within the first ``env_steps`` seen, but for those taken before."""
+        """Episodes that ended within the first ``env_steps``, but for those taken before."""
         taken = tuple(e for e in self._ended if e.env_steps <= env_steps)
         self._ended = [e for e in self._ended if e.env_steps > env_steps]
         return taken

@@ -76,6 +76,7 @@ def between_regimes(model: CostModel, timed: Collection[Task]) -> list[Task]:
 
 def _near_starts(regimes: Regimes, products: Sequence[Task]) -> Iterator[Task]:
     """For each start of the later regime some between its neighbours, and some around it."""
+    matters = [any(start[i] for start in regimes.starts) for i in range(3)]
     for index, (*exponents, start) in enumerate(regimes.starts):
         others = (*regimes.starts[:index], *regimes.starts[index + 1 :])
         sizes = {
@@ -99,7 +100,6 @@ def _near_starts(regimes: Regimes, products: Sequence[Task]) -> Iterator[Task]:
             wanted.append((start * math.sqrt(_AROUND_FACTOR), above.shape))
         if sum(sizes[task] >= start / _AROUND_FACTOR for task in smaller) < _AROUND:
             wanted.append((start / math.sqrt(_AROUND_FACTOR), below.shape))
-        matters = [any(start[i] for start in regimes.starts) for i in range(3)]
         for size, shape in wanted:
             free = [s if m else _FREE for s, m in zip(shape, matters, strict=True)]
             yield dataclasses.replace(below, shape=_of_size(size, free, exponents))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplace import device
-from autoplace.cost_model import fit_cost_model
+from autoplace.cost_model import CostModel, fit_cost_model
 from autoplace.engines import EAGER, NUMPY
 from autoplace.errors import CalibrationError, DeviceError, EngineError, UsageError
 from autoplace.machine import Machine, detect_machine
@@ -333,8 +333,7 @@ class _Session:
         refused = set[Task]()
         while pending and visited < _MOST_PICKED and device.now() < deadline_s:
             try:
-                timed = tuple(self.measurements())
-                model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
+                model = self._model()
                 chosen = [
                     *between_regimes(model, self._series.keys() | refused),
                     *least_sure(model, pending, _PICKED),
@@ -363,8 +362,7 @@ class _Session:
         if device.now() >= deadline_s:
             return
         try:
-            timed = tuple(self.measurements())
-            model = fit_cost_model(Calibration(machine=self._machine, measurements=timed))
+            model = self._model()
         except CalibrationError:  # as in explore
             return
         probed = {part: task for task, series in self._series.items() for part in series.tasks}
@@ -376,6 +374,15 @@ class _Session:
                 if self._needed_s(task) <= self._long_s and self._series[task].wants_more:
                     self._visit(task, 0.0, refining=True)
             doubted = [task for task in doubted if self._series[task].visits_differ(_OUT_OF_LINE)]
+
+    def _model(self) -> CostModel:
+        """What is known so far.
+
+        Raises:
+            CalibrationError: not even the basic timings are.
+        """
+        timed = tuple(self.measurements())
+        return fit_cost_model(Calibration(machine=self._machine, measurements=timed))
 
     def look_back(self) -> None:
         """Visit some cheap tasks of every sort again: how far visits differ has to be known."""

@@ -145,7 +145,8 @@ def measure_env(
 ) -> list[Measurement]:
     """Time vector steps of ``env`` under random actions.
 
-    As in the trainer, resets and the recording of rewards and flags are part of a step. Tasks are
+    As in the trainer, resets and the recording of rewards and flags are part of a step, and steps
+    take turns with policy steps. Tasks are
     visited twice, the second time in reverse order, so that a machine whose speed changes meanwhile
     changes it for all alike; environments that are slow to make are made and visited once.
 
@@ -291,13 +292,13 @@ def _env_step(task: Task, description: EnvDescription, steps: _Steps) -> Probe:
         nonlocal count
         row = count % _ACTION_ROWS
         start_s = device.now()
-        step = envs.step(actions[row])
-        recorder.record(row, step)
+        outcome = envs.step(actions[row])
+        recorder.record(row, outcome)
         if row == _ACTION_ROWS - 1:
             recorder.take_finals(description.observation_size)
         seconds = device.now() - start_s
         count += 1
-        steps.add(seconds, step)
+        steps.add(seconds, outcome)
         return seconds
 
     def in_turns(act: Callable[[int], object], turns: int) -> tuple[float, float, float]:

@@ -192,7 +192,9 @@ class Loop:
             network=network,
             previous=None if saved is None else saved.previous,
             iterations=range(progress.iteration, self.num_iterations),
-            episodes=EpisodeTracker(hyper.num_envs, progress.recent_episodes),
+            episodes=EpisodeTracker(
+                hyper.num_envs, progress.recent_episodes, env_steps=progress.env_steps
+            ),
             resources=self._resources,
             timer=StageTimer(),
             stop=self._stop,

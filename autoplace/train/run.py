@@ -106,7 +106,6 @@ class Run:
         if self._is_begun:
             self._num_episodes += self._setup.episodes.num_episodes
         self._plan, self._setup, self._learner = plan, setup, learner
-        self._layout_env_steps = self.progress.env_steps
         self._is_warm = False
         if self._run_dir is not None:
             self._write_settings(self._run_dir)
@@ -251,7 +250,6 @@ class Run:
         rows_left = (self.num_iterations - self.progress.iteration) * (
             self._plan.workload.hyperparameters.rollout_rows
         )
-        ended = episodes.take_ended(self.progress.env_steps - self._layout_env_steps)
         return IterationReport(
             iteration=self.progress.iteration,
             num_iterations=self.num_iterations,
@@ -268,12 +266,7 @@ class Run:
             mean_length=episodes.mean_length,
             num_episodes=self._num_episodes + episodes.num_episodes,
             longest_running=episodes.longest_running,
-            episodes=tuple(
-                dataclasses.replace(e, env_steps=e.env_steps + self._layout_env_steps)
-                for e in ended
-            )
-            if self._layout_env_steps
-            else ended,
+            episodes=episodes.take_ended(self.progress.env_steps),
             policy_lag=completed.lag.mean,
             max_policy_lag=completed.lag.max,
             stage_s=stages,
